@@ -1,0 +1,1 @@
+"""Other projects' drafter checkpoints, recognised by what their config says."""

@@ -1,0 +1,356 @@
+"""`DSparkConfig`: everything a drafter is. Each default is written here and nowhere else."""
+
+import difflib
+import logging
+from dataclasses import MISSING, fields
+from typing import Any, ClassVar, Self
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from .checkpoints.detect import to_dspark_config_dict
+from .errors import CheckpointFormatError, DSparkConfigError
+from .target_traits import derive_from_target
+
+logger = logging.getLogger(__name__)
+
+MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
+DRAFT_LAYOUTS = ("anchor_first",)
+DRAFT_LAYER_TYPES = ("full_attention",)
+ROPE_TYPES = ("default", "llama3", "yarn")
+VERIFICATION_POLICIES = ("full", "threshold")
+
+# Fields that may be absent from a config.json; every other one must be there, since a guess would load a drafter
+# that drafts nonsense without an error.
+_OPTIONAL_ON_LOAD = frozenset(
+    {
+        "attention_bias",
+        "attention_dropout",
+        "bos_token_id",
+        "confidence_threshold",
+        "embedding_multiplier",
+        "eos_token_id",
+        "final_logit_softcapping",
+        "initializer_range",
+        "logit_multiplier",
+        "pad_token_id",
+        "sliding_window",
+        "tie_word_embeddings",
+        "verification_policy",
+    }
+)
+# What PreTrainedConfig takes through **kwargs without declaring it as a field.
+_BASE_KWARGS = frozenset(
+    {
+        "_commit_hash",
+        "_name_or_path",
+        "attn_implementation",
+        "auto_map",
+        "experts_implementation",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "quantization_config",
+        "rope_scaling",
+        "rope_theta",
+        "torch_dtype",
+    }
+)
+
+
+@strict
+class DSparkConfig(PreTrainedConfig):
+    r"""Configuration of a DSpark drafter (arXiv 2607.05147, sections 3 and 4 for the architecture).
+
+    The backbone is one Qwen3-style decoder, whatever the target's family. Sizes that must agree with the target have
+    no default; build a config with [`DSparkConfig.from_target`].
+
+    Args:
+        vocab_size (`int`): Size of the target's vocabulary.
+        hidden_size (`int`): Hidden size of the target, shared by the drafter, which borrows its embedding and head.
+        intermediate_size (`int`): Width of the draft layers' MLP.
+        num_attention_heads (`int`): Query heads of a draft layer.
+        num_key_value_heads (`int`): Key/value heads of a draft layer; divides `num_attention_heads`.
+        head_dim (`int`): Width of one attention head; even, for RoPE.
+        max_position_embeddings (`int`): Longest context the target was made for.
+        rope_parameters (`dict`): RoPE of the draft layers: `rope_theta`, and `rope_type` default, llama3 or yarn.
+        num_target_layers (`int`): Decoder layers of the target.
+        target_layer_ids (`list[int]`): Target layers whose outputs feed the drafter, strictly increasing. `k` is the
+            output of decoder layer `k` (`hidden_states[k + 1]`), -1 the embedding output. The last layer is
+            forbidden, since transformers returns it after the final norm.
+        mask_token_id (`int`): Id that fills the undrafted slots of a block.
+        num_hidden_layers (`int`, *optional*, defaults to 5): Draft layers.
+        block_size (`int`, *optional*, defaults to 7): gamma, drafts per round (bonus token not counted).
+        draft_layout (`str`, *optional*, defaults to `"anchor_first"`): `anchor_first`: the block is the anchor and
+            `block_size - 1` masks, and slot k predicts token anchor + k + 1.
+        markov_rank (`int`, *optional*, defaults to 256): Rank r of the sequential head; 0 means none (DFlash).
+        markov_head_type (`str`, *optional*, defaults to `"vanilla"`): `vanilla` (Eq. 5), `gated` or `rnn` (Eq. 6).
+        enable_confidence_head (`bool`, *optional*, defaults to `True`): Whether the drafter estimates acceptance (Eq. 7).
+        confidence_head_with_markov (`bool`, *optional*, defaults to `True`): Whether the confidence head also reads
+            the embedding of the previous token; needs `markov_rank` of 1 or more.
+        hidden_act, attention_bias, attention_dropout, rms_norm_eps, qk_norm, initializer_range: As in Qwen3;
+            `qk_norm=False` drops the per-head norms.
+        layer_types (`list[str]`, *optional*): One entry per draft layer; only `full_attention`.
+        sliding_window (`int`, *optional*): Must be `None` while every draft layer is `full_attention`.
+        embedding_multiplier (`float`, *optional*, defaults to 1.0): What the target's `forward` multiplies its
+            embeddings with (Granite); factors inside the embedding module itself do not count.
+        logit_multiplier (`float`, *optional*, defaults to 1.0): What the target's `forward` multiplies its logits
+            with (Cohere; for Granite the inverse of `logits_scaling`).
+        final_logit_softcapping (`float`, *optional*): Soft cap s of the target's logits, `s * tanh(logits / s)`.
+        pad_token_id, bos_token_id, eos_token_id: The target's; pipelines read them from the assistant.
+        verification_policy (`str`, *optional*, defaults to `"full"`): Used when the generate() call names none.
+        confidence_threshold (`float`, *optional*, defaults to 0.4): For policy `threshold`, likewise.
+
+    Raises:
+        DSparkConfigError: a value breaks a rule, or an argument is unknown.
+    """
+
+    model_type = "dspark"
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any]
+    num_target_layers: int
+    target_layer_ids: list[int]
+    mask_token_id: int
+    num_hidden_layers: int = 5
+    block_size: int = 7
+    draft_layout: str = "anchor_first"
+    markov_rank: int = 256
+    markov_head_type: str = "vanilla"
+    enable_confidence_head: bool = True
+    confidence_head_with_markov: bool = True
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    attention_dropout: float = 0.0
+    rms_norm_eps: float = 1e-6
+    qk_norm: bool = True
+    initializer_range: float = 0.02
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    embedding_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = False
+    verification_policy: str = "full"
+    confidence_threshold: float = 0.4
+
+    keys_to_ignore_at_inference: ClassVar[list[str]] = []
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        unknown = sorted(set(kwargs) - _BASE_KWARGS)
+        if unknown:
+            raise DSparkConfigError(_unknown_argument_message(unknown, _field_names()))
+        if self.layer_types is None:
+            self.layer_types = ["full_attention"] * self.num_hidden_layers
+        self._check_sizes()
+        self._check_target_layers()
+        self._check_heads()
+        self._check_rope()
+        self._check_defaults_of_generation()
+        super().__post_init__(**kwargs)
+
+    # -- construction -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_target(
+        cls,
+        target_config: PreTrainedConfig,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Derive a drafter's config from its target's.
+
+        Sizes, RoPE, multipliers, special ids and the vocabulary are the target's. Five feature layers are spread as
+        in the released recipe (fewer on shallow targets, never the last layer). `mask_token_id`, when not given, is
+        a reserved unused id that `tokenizer` knows of, else the last id of the vocabulary.
+
+        Args:
+            target_config: The target's config; of a multimodal one the text part is used.
+            tokenizer: The target's tokenizer, only used to find an unused id for the mask.
+            **overrides: Any field of `DSparkConfig`; an override wins over what was derived.
+
+        Raises:
+            DSparkConfigError: the target is of a kind that cannot have a drafter, or an override breaks a rule.
+        """
+        unknown = sorted(set(overrides) - _field_names() - _BASE_KWARGS)
+        if unknown:
+            raise DSparkConfigError(_unknown_argument_message(unknown, _field_names()))
+        derived = derive_from_target(target_config, tokenizer, overrides)
+        return cls(**{**derived, **overrides})
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a `config.json` of any known drafter format as a dict of `DSparkConfig` fields."""
+        config_dict, unused = super().get_config_dict(*args, **kwargs)
+        return to_dspark_config_dict(config_dict), unused
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Build a config from the dict of a `config.json`; nothing that shapes a drafter is guessed.
+
+        Raises:
+            CheckpointFormatError: a field is missing.
+            DSparkConfigError: a field breaks a rule.
+        """
+        required = _field_names() - _base_field_names() - _OPTIONAL_ON_LOAD
+        missing = sorted(required - set(config_dict))
+        if missing:
+            raise CheckpointFormatError(
+                f"config.json lacks {missing}; a drafter's config must state them, since guessed values would load "
+                "and draft nonsense. Add them, or save the drafter again with save_pretrained"
+            )
+        ignored = sorted(set(config_dict) - _field_names() - _BASE_KWARGS)
+        if ignored:
+            logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)
+        known = {key: value for key, value in config_dict.items() if key not in ignored}
+        return super().from_dict(known, **kwargs)
+
+    # -- rules --------------------------------------------------------------------------------------------------
+
+    def _check_sizes(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+            "num_target_layers",
+            "num_hidden_layers",
+            "block_size",
+        ):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "must be >= 1")
+        _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "must be even, RoPE turns pairs")
+        _require(
+            self.num_attention_heads % self.num_key_value_heads == 0,
+            "num_key_value_heads",
+            self.num_key_value_heads,
+            f"must divide num_attention_heads ({self.num_attention_heads})",
+        )
+        _require(
+            0 <= self.mask_token_id < self.vocab_size,
+            "mask_token_id",
+            self.mask_token_id,
+            f"must be a token id of the target, 0 to {self.vocab_size - 1}",
+        )
+        _require(self.rms_norm_eps > 0, "rms_norm_eps", self.rms_norm_eps, "must be > 0")
+        _require(
+            self.draft_layout in DRAFT_LAYOUTS,
+            "draft_layout",
+            self.draft_layout,
+            f"must be one of {DRAFT_LAYOUTS}",
+        )
+        cap = self.final_logit_softcapping
+        _require(cap is None or cap > 0, "final_logit_softcapping", cap, "must be > 0, or None for no cap")
+
+    def _check_target_layers(self) -> None:
+        ids = self.target_layer_ids
+        _require(len(ids) >= 1, "target_layer_ids", ids, "must name at least one target layer")
+        _require(
+            all(low < high for low, high in zip(ids, ids[1:], strict=False)),
+            "target_layer_ids",
+            ids,
+            "must be strictly increasing",
+        )
+        _require(
+            ids[0] >= -1 and ids[-1] <= self.num_target_layers - 2,
+            "target_layer_ids",
+            ids,
+            f"must lie between -1 (embedding output) and {self.num_target_layers - 2}; the target has "
+            f"{self.num_target_layers} layers and its last one is only available after the final norm",
+        )
+
+    def _check_heads(self) -> None:
+        _require(self.markov_rank >= 0, "markov_rank", self.markov_rank, "must be >= 0; 0 means no sequential head")
+        _require(
+            self.markov_head_type in MARKOV_HEAD_TYPES,
+            "markov_head_type",
+            self.markov_head_type,
+            f"must be one of {MARKOV_HEAD_TYPES}",
+        )
+        _require(
+            not (self.enable_confidence_head and self.confidence_head_with_markov and self.markov_rank == 0),
+            "confidence_head_with_markov",
+            self.confidence_head_with_markov,
+            "needs markov_rank >= 1, there is no embedding of the previous token at rank 0; set it to False",
+        )
+        layer_types = self.layer_types or []
+        _require(
+            len(layer_types) == self.num_hidden_layers,
+            "layer_types",
+            layer_types,
+            f"must have one entry per draft layer ({self.num_hidden_layers})",
+        )
+        _require(
+            all(kind in DRAFT_LAYER_TYPES for kind in layer_types),
+            "layer_types",
+            layer_types,
+            f"may only hold {DRAFT_LAYER_TYPES} in this release",
+        )
+        _require(
+            self.sliding_window is None,
+            "sliding_window",
+            self.sliding_window,
+            "must be None, since no draft layer is a sliding one",
+        )
+
+    def _check_rope(self) -> None:
+        rope_type = self.rope_parameters.get("rope_type", "default")
+        _require(
+            rope_type in ROPE_TYPES,
+            "rope_parameters['rope_type']",
+            rope_type,
+            f"must be one of {ROPE_TYPES}; pass rope_parameters={{'rope_type': 'default', 'rope_theta': ...}}",
+        )
+        theta = self.rope_parameters.get("rope_theta")
+        _require(
+            isinstance(theta, int | float) and theta > 0,
+            "rope_parameters['rope_theta']",
+            theta,
+            "must be a number > 0",
+        )
+
+    def _check_defaults_of_generation(self) -> None:
+        _require(
+            self.verification_policy in VERIFICATION_POLICIES,
+            "verification_policy",
+            self.verification_policy,
+            f"must be one of {VERIFICATION_POLICIES}",
+        )
+        _require(
+            0 <= self.confidence_threshold <= 1,
+            "confidence_threshold",
+            self.confidence_threshold,
+            "must be a probability, 0 to 1",
+        )
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise DSparkConfigError(f"{name} {rule}, got {value!r}")
+
+
+def _field_names() -> set[str]:
+    return {field.name for field in fields(DSparkConfig)}
+
+
+def _base_field_names() -> set[str]:
+    return {field.name for field in fields(PreTrainedConfig)}
+
+
+def _unknown_argument_message(unknown: list[str], known: set[str]) -> str:
+    hints = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+    parts = [f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else "") for name, near in hints.items()]
+    return f"DSparkConfig has no argument {', '.join(parts)}; see its docstring for the fields it has"

@@ -1,0 +1,196 @@
+"""Stages 1 to 3 behind a true transformers `CandidateGenerator`: our loop calls it, transformers' own loop can too."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.utils import ModelOutput
+
+from ..errors import IncompatibleTargetError
+from ..model.context_cache import DraftContextCache
+from ..modeling_dspark import DSparkDraftModel
+from .calibrate import calibrate
+from .draft import draft_block
+from .sampling import ScoreProcessor
+from .schedule import schedule
+from .settings import resolve_settings
+from .types import Proposal
+
+logger = logging.getLogger(__name__)
+
+# Prompt tokens whose features are projected at once; bounds the memory of a long prompt.
+CONTEXT_CHUNK_TOKENS = 2048
+
+
+class DSparkCandidateGenerator(CandidateGenerator):
+    """Drafts for one running generation of one row.
+
+    It holds that generation's draft cache; the drafter itself stays free of state. Each committed token's features
+    are projected once: [`observe`] takes them after every target forward, and the next block forward adds them to
+    the cache.
+
+    Args:
+        drafter: The drafter.
+        target: The target, whose embedding and head are called.
+        generation_config: The generate() call's.
+        logits_processor: The processors of this call; drafts go through them like the target's logits.
+        model_kwargs: generate()'s; `attention_mask` tells padding, `output_hidden_states` what the user asked for.
+    """
+
+    requires_model_outputs = True
+
+    def __init__(
+        self,
+        drafter: DSparkDraftModel,
+        target: PreTrainedModel,
+        generation_config: GenerationConfig,
+        logits_processor: LogitsProcessorList,
+        model_kwargs: dict[str, Any],
+    ) -> None:
+        config = drafter.config
+        self._drafter = drafter
+        self._embedding = target.get_input_embeddings()
+        self._head = target.get_output_embeddings()
+        self._head_dtype = _float_dtype(self._head, target.dtype)
+        self._max_length: int = generation_config.max_length
+        self._do_sample = bool(generation_config.do_sample)
+        self._processor = ScoreProcessor(logits_processor)
+        self._settings = resolve_settings(config, generation_config)
+        self._padding_mask: Tensor | None = model_kwargs.get("attention_mask")
+        indices = [layer_id + 1 for layer_id in config.target_layer_ids]
+        self._feature_indices = indices
+        # A list selects; a user who asked for all hidden states must get them all.
+        wants_all = bool(model_kwargs.get("output_hidden_states"))
+        self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": True if wants_all else indices}
+        self._masks = torch.full((1, config.block_size - 1), config.mask_token_id, dtype=torch.long)
+        self._cache = DraftContextCache(config.num_hidden_layers)
+        self._pending: Tensor | None = None  # features observed but not yet in the cache
+        self._num_observed = 0  # committed tokens before the anchor, padding not counted
+        self._num_inputs = 0  # positions of target forwards observed, padding counted
+
+    # -- stages 1 to 3 ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def observe(self, outputs: ModelOutput, num_tokens: int) -> None:
+        """Take the features of the first `num_tokens` positions of a target forward as committed context.
+
+        Raises:
+            IncompatibleTargetError: the target does not return hidden states.
+        """
+        hidden_states = getattr(outputs, "hidden_states", None)
+        if hidden_states is None or len(hidden_states) <= self._feature_indices[-1]:
+            raise IncompatibleTargetError(
+                "the target returned no hidden states for the drafter's feature layers; targets must support "
+                "output_hidden_states"
+            )
+        layers = [hidden_states[i][:, :num_tokens] for i in self._feature_indices]
+        layers = self._without_padding(layers, num_tokens)
+        for start in range(0, layers[0].shape[1], CONTEXT_CHUNK_TOKENS):
+            self._flush()
+            chunk = [layer[:, start : start + CONTEXT_CHUNK_TOKENS].to(self._drafter.device) for layer in layers]
+            self._pending = torch.cat(chunk, dim=-1).to(self._drafter.dtype)
+            self._num_observed += self._pending.shape[1]
+
+    @torch.no_grad()
+    def propose(self, ids: Tensor) -> Proposal | None:
+        """Draft after `ids` `[1, length]`, whose last token is the anchor; None when no draft could be committed.
+
+        The draft is capped so that verifying it cannot pass max_length, which a static cache could not hold.
+        """
+        num_slots = min(self._settings.num_draft_tokens, self._max_length - ids.shape[1] - 1)
+        if num_slots <= 0:
+            return None
+        hidden = self._block_hidden(ids[:, -1:])[:, :num_slots]
+        block = draft_block(
+            self._drafter,
+            hidden,
+            self._drafter.base_logits(hidden, self._head, self._head_dtype),
+            ids,
+            self._processor,
+            do_sample=self._do_sample,
+        )
+        confidence = calibrate(block.confidence_logits)
+        return Proposal(block, confidence, schedule(self._settings.policy, block, confidence))
+
+    def _block_hidden(self, anchor: Tensor) -> Tensor:
+        """Backbone output `[1, block, hidden]` for the block that starts at `anchor` `[1, 1]`.
+
+        Always the whole block, as in training, also when fewer slots are used.
+        """
+        device = self._drafter.device
+        block_ids = torch.cat([anchor, self._masks.to(anchor.device)], dim=1)
+        positions = torch.arange(block_ids.shape[1], device=device)[None] + self._num_observed
+        pending, self._pending = self._pending, None
+        pending_positions = None
+        if pending is not None:
+            first = self._num_observed - pending.shape[1]
+            pending_positions = torch.arange(first, self._num_observed, device=device)[None]
+        outputs = self._drafter(
+            inputs_embeds=self._drafter.embed_tokens(block_ids, self._embedding),
+            position_ids=positions,
+            context_features=pending,
+            context_position_ids=pending_positions,
+            cache=self._cache,
+        )
+        hidden: Tensor = outputs.last_hidden_state
+        return hidden
+
+    def _flush(self) -> None:
+        """Project pending features into the cache without a block."""
+        if self._pending is not None:
+            first = self._num_observed - self._pending.shape[1]
+            positions = torch.arange(first, self._num_observed, device=self._pending.device)[None]
+            self._drafter.extend_cache(self._pending, positions, self._cache)
+            self._pending = None
+
+    def _without_padding(self, layers: list[Tensor], num_tokens: int) -> list[Tensor]:
+        """Drop padding, which only the prompt has: the drafter sees real tokens at their real positions."""
+        start, self._num_inputs = self._num_inputs, self._num_inputs + num_tokens
+        if self._padding_mask is None or start >= self._padding_mask.shape[1]:
+            return layers
+        keep = self._padding_mask[0, start : start + num_tokens].bool()
+        return [layer[:, keep.to(layer.device)] for layer in layers]
+
+    # -- transformers' interface --------------------------------------------------------------------------------
+
+    def get_candidates(
+        self,
+        input_ids: Tensor,
+        model_kwargs: dict[str, Any] | None = None,
+        model_outputs: ModelOutput | None = None,
+        is_first_iteration: bool = True,
+        n_last_matches: int = 0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Candidates for transformers' own assisted loop.
+
+        Returns:
+            The ids with the drafts to verify behind them, and, when sampling, log-probabilities
+            float32 `[1, drafts, vocab]` whose softmax is the law each draft was drawn from.
+        """
+        if is_first_iteration or model_outputs is None:
+            return input_ids, None  # the prompt's features come with its forward
+        first_call = self._num_inputs == 0
+        self.observe(model_outputs, input_ids.shape[1] - 1 if first_call else n_last_matches + 1)
+        proposal = self.propose(input_ids)
+        num_drafts = 0 if proposal is None else int(proposal.lengths[0])
+        if proposal is None or num_drafts == 0:
+            return input_ids, None
+        candidate_ids = torch.cat([input_ids, proposal.block.tokens[:, :num_drafts]], dim=1)
+        draft_probs = proposal.block.draft_probs
+        return candidate_ids, None if draft_probs is None else draft_probs[:, :num_drafts].log()
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        """Nothing to adapt: policies decide per round."""
+
+
+def _float_dtype(head: torch.nn.Module, fallback: torch.dtype) -> torch.dtype:
+    """The dtype the head computes in; a quantised head keeps integers and takes the target's dtype."""
+    weight = getattr(head, "weight", None)
+    if isinstance(weight, Tensor) and weight.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        return weight.dtype
+    return fallback

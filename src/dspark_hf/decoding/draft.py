@@ -1,0 +1,81 @@
+"""Stage 1: draw a block of draft tokens, slot by slot, and keep the exact law of each draw."""
+
+import torch
+from torch import Tensor
+
+from ..modeling_dspark import DSparkDraftModel
+from .sampling import ScoreProcessor, draw_uniforms, law, sample
+from .types import DraftBlock
+
+
+def draft_block(
+    drafter: DSparkDraftModel,
+    hidden: Tensor,
+    base_logits: Tensor,
+    prefix_ids: Tensor,
+    processor: ScoreProcessor,
+    *,
+    do_sample: bool,
+) -> DraftBlock:
+    """Turn the backbone's parallel output into tokens: `p_k = softmax(U_k + B_k(x_<k))` (Eq. 4), left to right.
+
+    When sampling, each slot's logits go through generate()'s processors with the draft as prefix, the token is drawn
+    from that law, and that law is kept: acceptance is exact only with the law that was sampled from. Rows use
+    independent uniforms.
+
+    Args:
+        hidden: `h_k`, `[rows, slots, hidden]`.
+        base_logits: `U_k`, float32 `[rows, slots, vocab]`.
+        prefix_ids: int64 `[rows, length]`, committed tokens; the last one is the anchor `x_0`.
+        processor: The processors of this generate() call.
+        do_sample: False: take the best token of each slot's processed scores.
+    """
+    rows, num_slots, _ = base_logits.shape
+    uniforms = draw_uniforms(num_slots, rows, device=base_logits.device) if do_sample else None
+    head = drafter.markov_head
+    state = head.start(rows) if head is not None else None
+    previous = prefix_ids[:, -1]
+    tokens: list[Tensor] = []
+    laws: list[Tensor] = []
+    embeddings: list[Tensor] = []
+    is_usable = torch.ones(rows, dtype=torch.bool, device=base_logits.device)
+    for slot in range(num_slots):
+        logits = base_logits[:, slot]
+        if head is not None:
+            embedding = head.embed(previous)
+            embeddings.append(embedding)
+            bias, state = head.step(embedding, hidden[:, slot], state)
+            logits = logits + bias
+        # A sum is non-finite as soon as one term is; far cheaper than a test of each entry.
+        is_usable = is_usable & logits.sum(dim=-1).isfinite()
+        scores = processor.at_slot(prefix_ids, logits.to(prefix_ids.device))
+        if uniforms is None:
+            previous = scores.argmax(dim=-1)
+        else:
+            probs = law(scores)
+            is_usable = is_usable & probs.sum(dim=-1).isfinite()
+            # Where the numbers are broken any law will do: nothing of this row is verified.
+            probs = torch.where(is_usable[:, None], probs, 1.0)
+            previous = sample(probs, uniforms[slot])
+            laws.append(probs)
+        tokens.append(previous)
+        if processor.reads_prefix:
+            prefix_ids = torch.cat([prefix_ids, previous[:, None]], dim=1)
+    confidence_logits = _confidence_logits(drafter, hidden, embeddings)
+    if confidence_logits is not None:
+        is_usable = is_usable & confidence_logits.isfinite().all(dim=-1)
+    return DraftBlock(
+        tokens=torch.stack(tokens, dim=1),
+        draft_probs=torch.stack(laws, dim=1) if laws else None,
+        confidence_logits=confidence_logits,
+        is_usable=is_usable,
+    )
+
+
+def _confidence_logits(drafter: DSparkDraftModel, hidden: Tensor, embeddings: list[Tensor]) -> Tensor | None:
+    """Raw confidence logits `[rows, slots]`: slot k reads `h_k` and the token before it, never its own."""
+    if drafter.confidence_head is None:
+        return None
+    previous_embeddings = torch.stack(embeddings, dim=1) if embeddings else None
+    logits: Tensor = drafter.confidence_head(hidden, previous_embeddings)
+    return logits.float()

@@ -1,0 +1,231 @@
+"""The one loop: every DSpark generation runs here, round by round."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from .._compat import CACHE_KEY
+from ..errors import UnsupportedGenerationError
+from ..modeling_dspark import DSparkDraftModel
+from .accept import accept_greedy, accept_sampled
+from .candidate_generator import DSparkCandidateGenerator
+from .outputs import OutputRecorder
+from .refusals import refuse_processors
+from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
+from .sampling import ScoreProcessor, draw_uniforms, law
+from .stopping import first_stop
+from .types import Acceptance, Proposal, Verification
+from .verify import TargetRunner, last_logits
+
+logger = logging.getLogger(__name__)
+
+
+def dspark_decoding(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    drafter: DSparkDraftModel,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: BaseStreamer | None,
+    model_kwargs: dict[str, Any],
+) -> GenerateDSparkOutput | Tensor:
+    """Generate with a drafter; called by the route with what generate() prepared.
+
+    Args:
+        model: The target.
+        input_ids: int64 `[1, length]`, the whole prompt.
+
+    Returns:
+        As plain generate(): int64 `[1, length + new]`, or a [`GenerateDSparkOutput`].
+
+    Raises:
+        UnsupportedGenerationError: before any forward, for inputs that this loop cannot serve.
+    """
+    refuse_processors(logits_processor)
+    _refuse_inputs(input_ids, model_kwargs, generation_config)
+    _start_from_empty_cache(input_ids, model_kwargs, generation_config)
+    generator = DSparkCandidateGenerator(drafter, model, generation_config, logits_processor, model_kwargs)
+    runner = TargetRunner(model, model_kwargs, generation_config, generator.model_kwargs_overrides)
+    run = _Run(generator, runner, logits_processor, stopping_criteria, generation_config, streamer)
+    with runner.recording():
+        is_done = run.prompt(input_ids)
+        with model._optimize_model_for_decode():
+            while not is_done:
+                is_done = run.round()
+    if streamer is not None:
+        streamer.end()
+    publish(run.report)
+    return run.recorder.result(run.ids, run.report)
+
+
+class _Run:
+    """One generation in progress."""
+
+    def __init__(
+        self,
+        generator: DSparkCandidateGenerator,
+        runner: TargetRunner,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: BaseStreamer | None,
+    ) -> None:
+        self.ids: Tensor
+        self.report = SpeculationReport(num_calls=1)
+        self.recorder = OutputRecorder(generation_config, runner.cache)
+        self._generator = generator
+        self._runner = runner
+        self._processor = ScoreProcessor(logits_processor)
+        self._criteria = stopping_criteria
+        self._streamer = streamer
+        self._do_sample = bool(generation_config.do_sample)
+        self._clock = StageClock(self.report)
+
+    def prompt(self, input_ids: Tensor) -> bool:
+        """Run the prompt and commit the target's first token, a round without a draft; True when that was the last."""
+        self.ids = input_ids
+        outputs = self._runner.prefill(input_ids, self._observe_prompt)
+        self._clock.mark("prefill_s")
+        drafts = input_ids.new_empty(1, 0)
+        verification = self._verification(outputs, drafts)
+        acceptance = self._accept(drafts, None, verification)
+        num_kept, is_done = self._commit(drafts, acceptance, verification)
+        self.recorder.add_prompt(outputs, verification)
+        self._runner.commit(outputs, num_kept, 0)
+        self._clock.mark("other_s")
+        return is_done
+
+    def round(self) -> bool:
+        """One round; True when generation is over."""
+        # 1-3. draft, calibrate, schedule
+        proposal = self._generator.propose(self.ids)
+        drafts = self._scheduled(proposal)
+        self._clock.mark("draft_s")
+        # 4. verify
+        outputs = self._runner.verify(self.ids, drafts)
+        self._clock.mark("verify_s")
+        # 5. accept
+        verification = self._verification(outputs, drafts)
+        acceptance = self._accept(drafts, proposal, verification)
+        num_accepted = int(acceptance.num_accepted[0])
+        self._clock.mark("accept_s")
+        # commit what no stop cuts off, and bring target and drafter up to it
+        num_kept, is_done = self._commit(drafts, acceptance, verification)
+        self.recorder.add_round(outputs, verification, num_kept)
+        width = drafts.shape[1]
+        self._runner.commit(outputs, num_kept, width + 1 - num_kept)
+        if not is_done:
+            self._generator.observe(outputs, num_kept)
+        self._count(proposal, width, num_accepted)
+        self._clock.mark("other_s")
+        return is_done
+
+    # -- parts of a round ---------------------------------------------------------------------------------------
+
+    def _observe_prompt(self, outputs: Any) -> None:
+        self.report.num_target_forwards += 1
+        self._generator.observe(outputs, _num_positions(outputs, self._generator.model_kwargs_overrides))
+
+    def _scheduled(self, proposal: Proposal | None) -> Tensor:
+        """The drafts that go to verification, int64 `[1, width]`."""
+        if proposal is None:
+            return self.ids.new_empty(1, 0)
+        return proposal.block.tokens[:, : int(proposal.lengths[0])]
+
+    def _verification(self, outputs: Any, drafts: Tensor) -> Verification:
+        raw = last_logits(outputs, drafts.shape[1] + 1, self.ids.device)
+        return Verification(raw, self._processor.over_block(self.ids, drafts, raw))
+
+    def _accept(self, drafts: Tensor, proposal: Proposal | None, verification: Verification) -> Acceptance:
+        rows, width = drafts.shape
+        lengths = torch.full((rows,), width, dtype=torch.long, device=drafts.device)
+        if not self._do_sample:
+            return accept_greedy(drafts, verification.scores.argmax(dim=-1), lengths)
+        draft_probs = None if proposal is None else proposal.block.draft_probs
+        return accept_sampled(
+            drafts,
+            None if draft_probs is None else draft_probs[:, :width],
+            law(verification.scores),
+            lengths,
+            draw_uniforms(rows, width, device=drafts.device),
+            draw_uniforms(rows, device=drafts.device),
+        )
+
+    def _commit(self, drafts: Tensor, acceptance: Acceptance, verification: Verification) -> tuple[int, bool]:
+        """Append accepted drafts and the target's token up to the first stop; stream them one by one."""
+        num_accepted = int(acceptance.num_accepted[0])
+        new = torch.cat([drafts[:, :num_accepted], acceptance.next_token[:, None]], dim=1)
+        ids = torch.cat([self.ids, new], dim=1)
+        num_kept, is_done = first_stop(
+            ids, new.shape[1], self._criteria, lambda n: self.recorder.scores_with(verification, n)
+        )
+        self.ids = ids[:, : self.ids.shape[1] + num_kept]
+        self.report.num_new_tokens += num_kept
+        if self._streamer is not None:
+            for token in new[0, :num_kept].cpu():
+                self._streamer.put(token[None])
+        return num_kept, is_done
+
+    def _count(self, proposal: Proposal | None, width: int, num_accepted: int) -> None:
+        num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
+        self.report.count_round(num_drafted, width, num_accepted)
+        if width == 0 and proposal is not None and not bool(proposal.block.is_usable[0]):
+            if self.report.num_unusable_drafts == 0:
+                logger.warning(
+                    "the drafter produced NaN or infinite numbers; such drafts are not verified (output is unaffected, "
+                    "speed is lost). Load the drafter in bfloat16 or float32"
+                )
+            self.report.num_unusable_drafts += 1
+
+
+def _refuse_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> None:
+    if input_ids.shape[0] != 1:
+        raise UnsupportedGenerationError(
+            f"speculation runs one row at a time in this release, got a batch of {input_ids.shape[0]}; "
+            "call generate() once per row, or leave assistant_model out"
+        )
+    if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
+        raise UnsupportedGenerationError(
+            f"a drafter needs the prompt as input_ids, got ids of shape {tuple(input_ids.shape)}"
+            + (" and inputs_embeds" if model_kwargs.get("inputs_embeds") is not None else "")
+            + "; pass input_ids, or leave assistant_model out"
+        )
+    if model_kwargs.get(CACHE_KEY) is None:
+        raise UnsupportedGenerationError(
+            "a drafter needs a target with a key/value cache, and generate() prepared none; leave assistant_model out"
+        )
+
+
+def _start_from_empty_cache(
+    input_ids: Tensor, model_kwargs: dict[str, Any], generation_config: GenerationConfig
+) -> None:
+    """A cache that already holds tokens comes without their features: run the whole text again, if it is there."""
+    cache = model_kwargs[CACHE_KEY]
+    num_cached = int(cache.get_seq_length())
+    if num_cached == 0:
+        return
+    mask = model_kwargs.get("attention_mask")
+    num_text = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
+    if num_text != input_ids.shape[1] or input_ids.shape[1] <= num_cached:
+        raise UnsupportedGenerationError(
+            f"the cache holds {num_cached} tokens and only {input_ids.shape[1]} new ones were passed; the drafter needs "
+            "the features of all of them. Pass the whole sequence as input_ids, or leave assistant_model out"
+        )
+    logger.warning(
+        "the cache holds %d tokens without the features that the drafter needs; the whole sequence is run again",
+        num_cached,
+    )
+    cache.reset()
+
+
+def _num_positions(outputs: Any, capture: dict[str, Any]) -> int:
+    """Positions of a forward, read off the captured hidden states; its logits may cover fewer."""
+    return next(int(layer.shape[1]) for layer in outputs.hidden_states if layer is not None)

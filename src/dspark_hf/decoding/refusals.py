@@ -1,0 +1,96 @@
+"""What speculation cannot do, said before any work is done."""
+
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import logits_process as lp
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import LogitsProcessorList
+
+from ..errors import IncompatibleTargetError, UnsupportedGenerationError
+from ..modeling_dspark import DSparkDraftModel
+
+# They carry state from one call to the next, and speculation calls them on prefixes that are later rejected.
+STATEFUL_PROCESSORS = (
+    lp.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    lp.SynthIDTextWatermarkLogitsProcessor,
+)
+
+# Other ways to speculate: they would run instead of the drafter, or change what the target says.
+_CONFLICTING_OPTIONS = (
+    "assistant_early_exit",
+    "assistant_ensemble_weight",
+    "prompt_lookup_num_tokens",
+    "speculation_type",
+    "use_mtp",
+)
+
+
+def refuse_generation(
+    target: PreTrainedModel,
+    drafter: DSparkDraftModel,
+    generation_mode: GenerationMode,
+    generation_config: GenerationConfig,
+) -> None:
+    """Raise for a combination of arguments that a drafter cannot serve.
+
+    Raises:
+        UnsupportedGenerationError: an option, a decoding method or a kind of target that cannot be combined.
+        IncompatibleTargetError: the drafter was made for another target.
+    """
+    if generation_mode != GenerationMode.ASSISTED_GENERATION:
+        raise UnsupportedGenerationError(
+            f"assistant_model works with greedy search and sampling, not with {generation_mode.value}; "
+            "set num_beams=1, or leave assistant_model out"
+        )
+    for option in _CONFLICTING_OPTIONS:
+        if value := getattr(generation_config, option, None):
+            raise UnsupportedGenerationError(
+                f"{option}={value!r} cannot be combined with a DSpark drafter; set it to None, or leave assistant_model out"
+            )
+    if generation_config.use_cache is False:
+        raise UnsupportedGenerationError("use_cache=False cannot be combined with a drafter; leave it at True")
+    if (scale := generation_config.guidance_scale) is not None and scale != 1:
+        raise UnsupportedGenerationError(
+            f"guidance_scale={scale} keeps state between steps, which speculation would corrupt; "
+            "set it to 1, or leave assistant_model out"
+        )
+    if target.config.is_encoder_decoder or target._is_stateful:
+        kind = "an encoder-decoder" if target.config.is_encoder_decoder else "a recurrent model"
+        raise UnsupportedGenerationError(
+            f"{type(target).__name__} is {kind}; a drafter needs a decoder-only target whose cache can be rolled back"
+        )
+    refuse_target(target, drafter)
+
+
+def refuse_target(target: PreTrainedModel, drafter: DSparkDraftModel) -> None:
+    """Raise IncompatibleTargetError where the drafter was not made for this target."""
+    theirs = target.config.get_text_config(decoder=True)
+    ours = drafter.config
+    pairs: list[tuple[str, Any, Any]] = [
+        ("hidden_size", theirs.hidden_size, ours.hidden_size),
+        ("vocab_size", theirs.vocab_size, ours.vocab_size),
+        ("number of decoder layers", theirs.num_hidden_layers, ours.num_target_layers),
+    ]
+    for what, target_value, drafter_value in pairs:
+        if target_value != drafter_value:
+            raise IncompatibleTargetError(
+                f"the drafter was made for a target with {what} {drafter_value}, {type(target).__name__} has "
+                f"{target_value}; load the drafter of this target"
+            )
+    head = target.get_output_embeddings()
+    if head is None:
+        raise IncompatibleTargetError(
+            f"{type(target).__name__} has no output head (get_output_embeddings() is None), and the drafter borrows "
+            "it; load the target with AutoModelForCausalLM"
+        )
+
+
+def refuse_processors(processors: LogitsProcessorList) -> None:
+    """Raise UnsupportedGenerationError for logits processors that keep state between steps."""
+    for processor in processors:
+        if isinstance(processor, STATEFUL_PROCESSORS):
+            raise UnsupportedGenerationError(
+                f"{type(processor).__name__} keeps state between steps, which speculation would corrupt; "
+                "remove it, or leave assistant_model out"
+            )

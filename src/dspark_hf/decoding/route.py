@@ -1,0 +1,123 @@
+"""The route: `model.generate(assistant_model=drafter)` reaches our loop; every other assistant goes its old way.
+
+Three methods of `GenerationMixin` are wrapped. A wrapper looks at the assistant and, unless it is a drafter, calls
+what was there before with the same arguments.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from transformers import GenerationConfig
+from transformers.generation import GenerationMixin
+
+from .._compat import wrapped_method
+from ..errors import UnsupportedGenerationError
+from .candidate_generator import DSparkCandidateGenerator
+from .loop import dspark_decoding
+from .refusals import refuse_generation, refuse_target
+
+logger = logging.getLogger(__name__)
+
+_ROUTE_MARK = "_dspark_hf_route"
+_is_enabled = False
+
+
+def install() -> None:
+    """Route drafters through this package's loop. Idempotent; importing `dspark_hf` calls it.
+
+    Raises:
+        UnsupportedTransformersError: this transformers release does not have the methods that are wrapped.
+    """
+    global _is_enabled
+    makers = {
+        "_validate_generation_mode": _wrap_validate,
+        "_get_candidate_generator": _wrap_get_candidate_generator,
+        "_assisted_decoding": _wrap_assisted_decoding,
+    }
+    originals = {name: wrapped_method(name) for name in makers}
+    for name, make in makers.items():
+        if not hasattr(originals[name], _ROUTE_MARK):
+            wrapper = make(originals[name])
+            # The mark is the wrapper itself: a wrapper put on top copies our attributes, but is not its mark.
+            setattr(wrapper, _ROUTE_MARK, wrapper)
+            setattr(GenerationMixin, name, wrapper)
+    # Makes generate() accept the argument, and a GenerationConfig save and load it; None changes nothing.
+    if not hasattr(GenerationConfig, "verification_policy"):
+        GenerationConfig.verification_policy = None
+    _is_enabled = True
+
+
+def uninstall() -> None:
+    """Undo [`install`]: drafters are then treated like any other assistant.
+
+    Where another library has wrapped the same methods since, our wrappers stay underneath and pass everything on.
+    """
+    global _is_enabled
+    _is_enabled = False
+    for name in ("_validate_generation_mode", "_get_candidate_generator", "_assisted_decoding"):
+        method = getattr(GenerationMixin, name)
+        if getattr(method, _ROUTE_MARK, None) is method:
+            setattr(GenerationMixin, name, method.__wrapped__)
+    if "verification_policy" in vars(GenerationConfig):
+        del GenerationConfig.verification_policy
+
+
+def is_drafter(assistant: object) -> bool:
+    """Whether an assistant is a DSpark drafter, told by a marker: a remote-code drafter is another class."""
+    return _is_enabled and getattr(assistant, "is_dspark_drafter", False) is True
+
+
+def _wrap_validate(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _validate_generation_mode(
+        self: Any, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
+    ) -> None:
+        drafter = generation_mode_kwargs.get("assistant_model")
+        if is_drafter(drafter):
+            refuse_generation(self, drafter, generation_mode, generation_config)
+        original(self, generation_mode, generation_config, generation_mode_kwargs)
+
+    return _validate_generation_mode
+
+
+def _wrap_get_candidate_generator(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _get_candidate_generator(self: Any, *args: Any, **kwargs: Any) -> Any:
+        drafter = kwargs.get("assistant_model")
+        if not is_drafter(drafter):
+            return original(self, *args, **kwargs)
+        refuse_target(self, drafter)
+        return DSparkCandidateGenerator(
+            drafter,
+            self,
+            kwargs["generation_config"],
+            kwargs["logits_processor"],
+            kwargs["model_kwargs"],
+        )
+
+    return _get_candidate_generator
+
+
+def _wrap_assisted_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _assisted_decoding(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        drafter = kwargs.get("assistant_model")
+        if not is_drafter(drafter):
+            return original(self, input_ids, *args, **kwargs)
+        # Named arguments of the wrapped method; what remains is generate()'s model_kwargs.
+        named = {
+            name: kwargs.pop(name, None)
+            for name in ("logits_processor", "stopping_criteria", "generation_config", "streamer", "synced_gpus")
+        }
+        for name in ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor"):
+            kwargs.pop(name, None)
+        if named.pop("synced_gpus"):
+            raise UnsupportedGenerationError(
+                "synced_gpus=True (ZeRO stage 3 or FSDP generation) cannot be combined with a DSpark drafter; "
+                "leave assistant_model out"
+            )
+        return dspark_decoding(self, input_ids, drafter=drafter, model_kwargs=kwargs, **named)
+
+    return _assisted_decoding

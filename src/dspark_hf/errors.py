@@ -1,0 +1,36 @@
+"""The errors this package raises on purpose.
+
+    DSparkError
+    ├── DSparkConfigError        (ValueError)    a drafter's configuration breaks a rule
+    ├── CheckpointFormatError    (ValueError)    a folder is not a drafter we can read
+    ├── IncompatibleTargetError  (ValueError)    drafter and target do not belong together
+    ├── UnsupportedGenerationError (ValueError)  generate() was asked for something speculation cannot do
+    └── UnsupportedTransformersError (ImportError) this transformers release cannot host the route
+
+Every message names the value, the rule and the way out. Each class is also the built-in error that a
+caller of transformers would expect, so existing `except ValueError` clauses keep working.
+"""
+
+
+class DSparkError(Exception):
+    """Base of every error raised on purpose by dspark_hf."""
+
+
+class DSparkConfigError(DSparkError, ValueError):
+    """A field of `DSparkConfig` has a value that no drafter can have."""
+
+
+class CheckpointFormatError(DSparkError, ValueError):
+    """A checkpoint folder is not a drafter, or is one of a format that this release does not read."""
+
+
+class IncompatibleTargetError(DSparkError, ValueError):
+    """Drafter and target differ in something they must share (hidden size, vocabulary, depth)."""
+
+
+class UnsupportedGenerationError(DSparkError, ValueError):
+    """A generate() argument that cannot be combined with a drafter."""
+
+
+class UnsupportedTransformersError(DSparkError, ImportError):
+    """The installed transformers lacks a method or parameter that the route needs."""

@@ -1,0 +1,123 @@
+"""The parallel backbone (DFlash): Qwen3-style layers whose attention sees injected target features and its own block.
+
+Queries come from the block only. Keys and values of a layer are its projections of the context and of the block,
+concatenated along the sequence (paper, Eq. 3); inside a block attention is bidirectional.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    eager_attention_forward,
+    rotate_half,
+)
+
+from ..configuration_dspark import DSparkConfig
+from .context_cache import DraftContextCache
+
+__all__ = ["DSparkAttention", "DSparkDecoderLayer", "Qwen3RMSNorm", "Qwen3RotaryEmbedding"]
+
+RotaryTables = tuple[Tensor, Tensor]  # cos, sin, each [rows, tokens, head_dim]
+
+
+class DSparkAttention(nn.Module):
+    """Attention of the block's queries over context and block (Eq. 3)."""
+
+    is_causal = False
+
+    def __init__(self, config: DSparkConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        query_width = config.num_attention_heads * self.head_dim
+        key_width = config.num_key_value_heads * self.head_dim
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_width, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_width, bias=bias)
+        self.o_proj = nn.Linear(query_width, config.hidden_size, bias=bias)
+        self.q_norm = Qwen3RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = Qwen3RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+
+    def project_keys_values(self, hidden_states: Tensor, rotary: RotaryTables) -> tuple[Tensor, Tensor]:
+        """Keys (turned) and values of `hidden_states` `[rows, tokens, hidden]`: `[rows, kv_heads, tokens, head_dim]`."""
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        keys = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
+        values = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        return _turn(keys, *rotary), values
+
+    def forward(
+        self,
+        block: Tensor,
+        context: Tensor | None,
+        rotary: RotaryTables,
+        attention_mask: Tensor | None,
+        cache: DraftContextCache | None,
+    ) -> Tensor:
+        """Attend from `block` `[rows, T, hidden]` to cached context, new `context` `[rows, S, hidden]` and the block.
+
+        `rotary` covers the S new context positions followed by the T block positions.
+        """
+        num_queries = block.shape[1]
+        cos, sin = rotary
+        shape = (*block.shape[:-1], -1, self.head_dim)
+        queries = self.q_norm(self.q_proj(block).view(shape)).transpose(1, 2)
+        queries = _turn(queries, cos[:, -num_queries:], sin[:, -num_queries:])
+        keys, values = self.project_keys_values(
+            block if context is None else torch.cat([context, block], dim=1), rotary
+        )
+        if cache is not None:
+            keys, values = cache.append(self.layer_idx, keys, values)
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        attended, _ = attend(
+            self,
+            queries,
+            keys,
+            values,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+        )
+        output: Tensor = self.o_proj(attended.reshape(*block.shape[:-1], -1))
+        return output
+
+
+class DSparkDecoderLayer(nn.Module):
+    """One pre-norm draft layer."""
+
+    def __init__(self, config: DSparkConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = DSparkAttention(config, layer_idx)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        block: Tensor,
+        context: Tensor | None,
+        rotary: RotaryTables,
+        attention_mask: Tensor | None,
+        cache: DraftContextCache | None,
+    ) -> Tensor:
+        """`block` `[rows, T, hidden]` to the same shape; the context is read as it is, without this layer's norm."""
+        block = block + self.self_attn(self.input_layernorm(block), context, rotary, attention_mask, cache)
+        output: Tensor = block + self.mlp(self.post_attention_layernorm(block))
+        return output
+
+
+def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of `[rows, heads, tokens, head_dim]`."""
+    turned: Tensor = states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
+    return turned

@@ -1,0 +1,161 @@
+"""`DSparkDraftModel`: target features and an anchor in, hidden states of a block of draft slots out."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutput
+
+from .configuration_dspark import DSparkConfig
+from .model.backbone import DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+from .model.confidence_head import ConfidenceHead
+from .model.context_cache import DraftContextCache
+from .model.sequential_heads import build_sequential_head
+
+
+class DSparkDraftModel(PreTrainedModel):
+    """A semi-autoregressive drafter (arXiv 2607.05147, sections 3 and 4).
+
+    It owns what was trained: the context projection, the draft layers, the sequential head and the confidence head.
+    The target's embedding and output head are passed in per call and never stored, so one drafter serves several
+    targets, adapters can be switched, and a checkpoint holds no copy of them. Nothing of a running generation lives
+    on the model either: threads may share one.
+
+    Pass it to generate(): `model.generate(**inputs, assistant_model=drafter)`.
+    """
+
+    config: DSparkConfig
+    config_class = DSparkConfig
+    base_model_prefix = "model"
+    main_input_name = "inputs_embeds"
+    supports_gradient_checkpointing = False
+    _no_split_modules = ["DSparkDecoderLayer"]
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    # DeepSpec stores frozen copies of the target's embedding and head; they are not read.
+    _keys_to_ignore_on_load_unexpected = [r"^embed_tokens\.", r"^lm_head\."]
+
+    # The route recognises a drafter by this attribute: one loaded with trust_remote_code is another class.
+    is_dspark_drafter = True
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__(config)
+        feature_width = len(config.target_layer_ids) * config.hidden_size
+        self.fc = nn.Linear(feature_width, config.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DSparkDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config)
+        self.markov_head = build_sequential_head(config)
+        self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=self.config.initializer_range)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, Qwen3RMSNorm):
+            init.ones_(module.weight)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """False: a drafter cannot run without its target, so generate() is the target's."""
+        return False
+
+    # -- the block forward --------------------------------------------------------------------------------------
+
+    def project_context(self, context_features: Tensor) -> Tensor:
+        """`H_ctx = RMSNorm(W_c [H^(l_1); ...; H^(l_m)])` (Eq. 2), shared by all draft layers.
+
+        Args:
+            context_features: `[rows, S, m * hidden]`, the target layers' outputs side by side, in the order of
+                `config.target_layer_ids`.
+        """
+        context: Tensor = self.hidden_norm(self.fc(context_features))
+        return context
+
+    def extend_cache(self, context_features: Tensor, position_ids: Tensor, cache: DraftContextCache) -> None:
+        """Project `context_features` `[rows, S, m * hidden]` at `position_ids` `[rows, S]` into every layer's cache."""
+        context = self.project_context(context_features)
+        rotary = self.rotary_emb(context, position_ids)
+        for layer_idx, layer in enumerate(self.layers):
+            cache.append(layer_idx, *layer.self_attn.project_keys_values(context, rotary))
+        cache.commit(context_features.shape[1])
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        position_ids: Tensor,
+        context_features: Tensor | None = None,
+        context_position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: DraftContextCache | None = None,
+    ) -> BaseModelOutput:
+        """Hidden states `h_1..h_T` of a block: final-norm outputs, ready for the target's output head.
+
+        Args:
+            inputs_embeds: `[rows, T, hidden]`, embeddings of the anchor and of the masks (anchor-first layout).
+            position_ids: `[rows, T]`, absolute positions of the anchor and of the slots behind it.
+            context_features: `[rows, S, m * hidden]`, features of committed tokens that the cache does not hold yet;
+                all lie strictly before the anchor. They are added to the cache.
+            context_position_ids: `[rows, S]`, their absolute positions.
+            attention_mask: Additive or bool mask `[rows, 1, T, cached + S + T]`; None: every slot sees everything.
+            cache: Context of this generation; None: `context_features` is the whole context.
+
+        Returns:
+            `last_hidden_state` `[rows, T, hidden]`; slot k predicts the token at its position plus one.
+
+        Raises:
+            ValueError: only one of `context_features` and `context_position_ids` was given.
+        """
+        if (context_features is None) != (context_position_ids is None):
+            raise ValueError("context_features and context_position_ids belong together: pass both or neither")
+        context = None
+        positions = position_ids
+        if context_features is not None and context_position_ids is not None:
+            context = self.project_context(context_features)
+            positions = torch.cat([context_position_ids, position_ids], dim=1)
+        rotary = self.rotary_emb(inputs_embeds, positions)
+        hidden = inputs_embeds
+        for layer in self.layers:
+            hidden = layer(hidden, context, rotary, attention_mask, cache)
+        if cache is not None and context is not None:
+            cache.commit(context.shape[1])
+        return BaseModelOutput(last_hidden_state=self.norm(hidden))
+
+    # -- borrowed target modules --------------------------------------------------------------------------------
+
+    def embed_tokens(self, token_ids: Tensor, target_embedding: nn.Module) -> Tensor:
+        """Embed ids `[rows, T]` with the target's module, in the drafter's dtype and on its device."""
+        embeddings = target_embedding(token_ids) * self.config.embedding_multiplier
+        embedded: Tensor = embeddings.to(device=self.device, dtype=self.dtype)
+        return embedded
+
+    def base_logits(self, hidden: Tensor, target_head: nn.Module, head_dtype: torch.dtype) -> Tensor:
+        """`U_k`: the target's head on `hidden` `[rows, T, hidden]`, as the target's forward treats its logits.
+
+        Returns:
+            float32 `[rows, T, vocab]` on the drafter's device.
+        """
+        logits = target_head(hidden.to(head_dtype)).to(device=self.device, dtype=torch.float32)
+        if self.config.logit_multiplier != 1.0:
+            logits = logits * self.config.logit_multiplier
+        if (cap := self.config.final_logit_softcapping) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Not available: the embedding is the target's."""
+        raise NotImplementedError("a drafter borrows its target's embedding; use target.get_input_embeddings()")
+
+    def set_input_embeddings(self, value: Any) -> None:
+        """Not available: the embedding is the target's."""
+        raise NotImplementedError("a drafter borrows its target's embedding; nothing to set")
