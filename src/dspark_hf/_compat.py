@@ -6,7 +6,7 @@ route is installed: a clear message then is better than a wrong call at the firs
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import transformers
 from transformers.generation import GenerationMixin
@@ -14,6 +14,9 @@ from transformers.generation import GenerationMixin
 from .errors import UnsupportedTransformersError
 
 SUPPORTED_TRANSFORMERS = ">=5.24,<6"
+
+# A `PreTrainedModel` that is a `GenerationMixin`; transformers has no class that is both, so no type says it.
+TargetModel: TypeAlias = Any
 
 # Name of the key/value cache argument in `model_kwargs`, in forward() and in model outputs (5.24 and later).
 CACHE_KEY = "cache"
@@ -37,9 +40,7 @@ REQUIRED_PARAMETERS: dict[str, frozenset[str]] = {
             "tokenizer",
         }
     ),
-    "_validate_generation_mode": frozenset(
-        {"generation_mode", "generation_config", "generation_mode_kwargs"}
-    ),
+    "_validate_generation_mode": frozenset({"generation_mode", "generation_config", "generation_mode_kwargs"}),
     "_get_candidate_generator": frozenset(
         {
             "generation_config",
@@ -65,7 +66,8 @@ def wrapped_method(name: str) -> Callable[..., Any]:
     if method is None or missing:
         raise UnsupportedTransformersError(
             f"transformers {transformers.__version__} has no GenerationMixin.{name} with the parameters {missing}; "
-            f'dspark_hf works with transformers {SUPPORTED_TRANSFORMERS}: pip install "transformers{SUPPORTED_TRANSFORMERS}"'
+            f"dspark_hf works with transformers {SUPPORTED_TRANSFORMERS}: "
+            f'pip install "transformers{SUPPORTED_TRANSFORMERS}"'
         )
     checked: Callable[..., Any] = method
     return checked

@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any, ClassVar, Self
 
 from huggingface_hub.dataclasses import strict
@@ -86,7 +86,7 @@ class DSparkConfig(PreTrainedConfig):
             `block_size - 1` masks, and slot k predicts token anchor + k + 1.
         markov_rank (`int`, *optional*, defaults to 256): Rank r of the sequential head; 0 means none (DFlash).
         markov_head_type (`str`, *optional*, defaults to `"vanilla"`): `vanilla` (Eq. 5), `gated` or `rnn` (Eq. 6).
-        enable_confidence_head (`bool`, *optional*, defaults to `True`): Whether the drafter estimates acceptance (Eq. 7).
+        enable_confidence_head (`bool`, *optional*, defaults to `True`): Whether acceptance is estimated (Eq. 7).
         confidence_head_with_markov (`bool`, *optional*, defaults to `True`): Whether the confidence head also reads
             the embedding of the previous token; needs `markov_rank` of 1 or more.
         hidden_act, attention_bias, attention_dropout, rms_norm_eps, qk_norm, initializer_range: As in Qwen3;
@@ -253,7 +253,12 @@ class DSparkConfig(PreTrainedConfig):
             f"must be one of {DRAFT_LAYOUTS}",
         )
         cap = self.final_logit_softcapping
-        _require(cap is None or cap > 0, "final_logit_softcapping", cap, "must be > 0, or None for no cap")
+        _require(
+            cap is None or cap > 0,
+            "final_logit_softcapping",
+            cap,
+            "must be > 0, or None for no cap",
+        )
 
     def _check_target_layers(self) -> None:
         ids = self.target_layer_ids
@@ -273,7 +278,12 @@ class DSparkConfig(PreTrainedConfig):
         )
 
     def _check_heads(self) -> None:
-        _require(self.markov_rank >= 0, "markov_rank", self.markov_rank, "must be >= 0; 0 means no sequential head")
+        _require(
+            self.markov_rank >= 0,
+            "markov_rank",
+            self.markov_rank,
+            "must be >= 0; 0 means no sequential head",
+        )
         _require(
             self.markov_head_type in MARKOV_HEAD_TYPES,
             "markov_head_type",

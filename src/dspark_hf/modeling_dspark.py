@@ -47,7 +47,7 @@ class DSparkDraftModel(PreTrainedModel):
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(DSparkDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(config)
+        self.rotary_emb = Qwen3RotaryEmbedding(config)  # type: ignore[arg-type]  # reads fields that we have too
         self.markov_head = build_sequential_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
         self.post_init()
@@ -87,6 +87,7 @@ class DSparkDraftModel(PreTrainedModel):
         context = self.project_context(context_features)
         rotary = self.rotary_emb(context, position_ids)
         for layer_idx, layer in enumerate(self.layers):
+            assert isinstance(layer, DSparkDecoderLayer)
             cache.append(layer_idx, *layer.self_attn.project_keys_values(context, rotary))
         cache.commit(context_features.shape[1])
 

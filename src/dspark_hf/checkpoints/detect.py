@@ -9,7 +9,14 @@ from ..errors import CheckpointFormatError
 
 # Keys that DeepSpec writes and that say nothing about the drafter's computation.
 _DEEPSPEC_TRAINING_KEYS = frozenset(
-    {"architectures", "max_window_layers", "model_type", "num_anchors", "use_cache", "use_sliding_window"}
+    {
+        "architectures",
+        "max_window_layers",
+        "model_type",
+        "num_anchors",
+        "use_cache",
+        "use_sliding_window",
+    }
 )
 
 

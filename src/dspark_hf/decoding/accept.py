@@ -93,3 +93,11 @@ def _law_after(
 def expected_tau(conditional: Tensor) -> Tensor:
     """Expected accepted length, bonus counted: `1 + sum_k c_1 ... c_k` for `[..., slots]` acceptance probabilities."""
     return 1.0 + conditional.cumprod(dim=-1).sum(dim=-1)
+
+
+def acceptance_probability(draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+    """Probability that a draft from `draft_probs` is accepted under `target_probs`, both `[..., vocab]`.
+
+    The sum of minima, `1 - 0.5 * ||p_draft - p_target||_1`; also the confidence head's label `c*` (Eq. 8).
+    """
+    return 1.0 - 0.5 * (draft_probs - target_probs).abs().sum(dim=-1)

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.utils import ModelOutput
 
+from .._compat import TargetModel
 from ..errors import IncompatibleTargetError
 from ..model.context_cache import DraftContextCache
 from ..modeling_dspark import DSparkDraftModel
@@ -46,7 +47,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
     def __init__(
         self,
         drafter: DSparkDraftModel,
-        target: PreTrainedModel,
+        target: TargetModel,
         generation_config: GenerationConfig,
         logits_processor: LogitsProcessorList,
         model_kwargs: dict[str, Any],
@@ -157,7 +158,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
 
     # -- transformers' interface --------------------------------------------------------------------------------
 
-    def get_candidates(
+    def get_candidates(  # type: ignore[override]  # transformers types them LongTensor
         self,
         input_ids: Tensor,
         model_kwargs: dict[str, Any] | None = None,
@@ -191,6 +192,11 @@ class DSparkCandidateGenerator(CandidateGenerator):
 def _float_dtype(head: torch.nn.Module, fallback: torch.dtype) -> torch.dtype:
     """The dtype the head computes in; a quantised head keeps integers and takes the target's dtype."""
     weight = getattr(head, "weight", None)
-    if isinstance(weight, Tensor) and weight.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    if isinstance(weight, Tensor) and weight.dtype in (
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+    ):
         return weight.dtype
     return fallback

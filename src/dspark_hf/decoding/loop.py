@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from .._compat import CACHE_KEY
+from .._compat import CACHE_KEY, TargetModel
 from ..errors import UnsupportedGenerationError
 from ..modeling_dspark import DSparkDraftModel
 from .accept import accept_greedy, accept_sampled
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def dspark_decoding(
-    model: PreTrainedModel,
+    model: TargetModel,
     input_ids: Tensor,
     *,
     drafter: DSparkDraftModel,
@@ -216,8 +216,8 @@ def _start_from_empty_cache(
     num_text = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
     if num_text != input_ids.shape[1] or input_ids.shape[1] <= num_cached:
         raise UnsupportedGenerationError(
-            f"the cache holds {num_cached} tokens and only {input_ids.shape[1]} new ones were passed; the drafter needs "
-            "the features of all of them. Pass the whole sequence as input_ids, or leave assistant_model out"
+            f"the cache holds {num_cached} tokens and only {input_ids.shape[1]} new ones were passed; the drafter "
+            "needs the features of all of them. Pass the whole sequence as input_ids, or leave assistant_model out"
         )
     logger.warning(
         "the cache holds %d tokens without the features that the drafter needs; the whole sequence is run again",

@@ -4,7 +4,6 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache, GenerationConfig
-from transformers.utils import ModelOutput
 
 from .report import GenerateDSparkOutput, SpeculationReport
 from .types import Verification
@@ -28,7 +27,7 @@ class OutputRecorder:
             return None
         return (*self._scores, *verification.scores[:, :num_new].unbind(1))
 
-    def add_prompt(self, outputs: ModelOutput, verification: Verification) -> None:
+    def add_prompt(self, outputs: Any, verification: Verification) -> None:
         """Record the prompt's forward: its token, and attentions and hidden states of the whole prompt."""
         self._add_tokens(verification, 1)
         if self._attentions is not None:
@@ -36,7 +35,7 @@ class OutputRecorder:
         if self._hidden_states is not None:
             self._hidden_states.append(outputs.hidden_states)
 
-    def add_round(self, outputs: ModelOutput, verification: Verification, num_kept: int) -> None:
+    def add_round(self, outputs: Any, verification: Verification, num_kept: int) -> None:
         """Record the first `num_kept` positions of a verification forward."""
         self._add_tokens(verification, num_kept)
         for position in range(num_kept):
@@ -48,7 +47,7 @@ class OutputRecorder:
                     tuple(self._attention_at(i, layer, position) for i, layer in enumerate(outputs.attentions))
                 )
 
-    def result(self, sequences: Tensor, report: SpeculationReport) -> GenerateDSparkOutput | Tensor:
+    def result(self, sequences: Any, report: SpeculationReport) -> GenerateDSparkOutput | Tensor:
         """What generate() returns."""
         if not self.return_dict:
             return sequences
@@ -73,7 +72,7 @@ class OutputRecorder:
         if weights is None:
             return None
         num_queries, num_keys = weights.shape[-2:]
-        layer = self._cache.layers[layer_idx]
+        layer: Any = self._cache.layers[layer_idx]
         if layer.is_compileable:  # a static layer always shows its whole buffer
             return weights[..., position : position + 1, :]
         end = num_keys - num_queries + position + 1

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 from transformers.generation import logits_process as lp
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessorList
 
+from .._compat import TargetModel
 from ..errors import IncompatibleTargetError, UnsupportedGenerationError
 from ..modeling_dspark import DSparkDraftModel
 
@@ -27,7 +28,7 @@ _CONFLICTING_OPTIONS = (
 
 
 def refuse_generation(
-    target: PreTrainedModel,
+    target: TargetModel,
     drafter: DSparkDraftModel,
     generation_mode: GenerationMode,
     generation_config: GenerationConfig,
@@ -46,7 +47,8 @@ def refuse_generation(
     for option in _CONFLICTING_OPTIONS:
         if value := getattr(generation_config, option, None):
             raise UnsupportedGenerationError(
-                f"{option}={value!r} cannot be combined with a DSpark drafter; set it to None, or leave assistant_model out"
+                f"{option}={value!r} cannot be combined with a DSpark drafter; set it to None, or leave "
+                "assistant_model out"
             )
     if generation_config.use_cache is False:
         raise UnsupportedGenerationError("use_cache=False cannot be combined with a drafter; leave it at True")
@@ -63,7 +65,7 @@ def refuse_generation(
     refuse_target(target, drafter)
 
 
-def refuse_target(target: PreTrainedModel, drafter: DSparkDraftModel) -> None:
+def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
     """Raise IncompatibleTargetError where the drafter was not made for this target."""
     theirs = target.config.get_text_config(decoder=True)
     ours = drafter.config

@@ -7,13 +7,14 @@ what was there before with the same arguments.
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
 
 from .._compat import wrapped_method
 from ..errors import UnsupportedGenerationError
+from ..modeling_dspark import DSparkDraftModel
 from .candidate_generator import DSparkCandidateGenerator
 from .loop import dspark_decoding
 from .refusals import refuse_generation, refuse_target
@@ -45,7 +46,7 @@ def install() -> None:
             setattr(GenerationMixin, name, wrapper)
     # Makes generate() accept the argument, and a GenerationConfig save and load it; None changes nothing.
     if not hasattr(GenerationConfig, "verification_policy"):
-        GenerationConfig.verification_policy = None
+        GenerationConfig.verification_policy = None  # type: ignore[attr-defined]
     _is_enabled = True
 
 
@@ -58,13 +59,13 @@ def uninstall() -> None:
     _is_enabled = False
     for name in ("_validate_generation_mode", "_get_candidate_generator", "_assisted_decoding"):
         method = getattr(GenerationMixin, name)
-        if getattr(method, _ROUTE_MARK, None) is method:
+        if method is not None and getattr(method, _ROUTE_MARK, None) is method:
             setattr(GenerationMixin, name, method.__wrapped__)
     if "verification_policy" in vars(GenerationConfig):
-        del GenerationConfig.verification_policy
+        del GenerationConfig.verification_policy  # type: ignore[attr-defined]
 
 
-def is_drafter(assistant: object) -> bool:
+def is_drafter(assistant: object) -> TypeGuard[DSparkDraftModel]:
     """Whether an assistant is a DSpark drafter, told by a marker: a remote-code drafter is another class."""
     return _is_enabled and getattr(assistant, "is_dspark_drafter", False) is True
 
@@ -72,7 +73,10 @@ def is_drafter(assistant: object) -> bool:
 def _wrap_validate(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _validate_generation_mode(
-        self: Any, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
+        self: Any,
+        generation_mode: Any,
+        generation_config: Any,
+        generation_mode_kwargs: dict[str, Any],
     ) -> None:
         drafter = generation_mode_kwargs.get("assistant_model")
         if is_drafter(drafter):
@@ -109,7 +113,13 @@ def _wrap_assisted_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
         # Named arguments of the wrapped method; what remains is generate()'s model_kwargs.
         named = {
             name: kwargs.pop(name, None)
-            for name in ("logits_processor", "stopping_criteria", "generation_config", "streamer", "synced_gpus")
+            for name in (
+                "logits_processor",
+                "stopping_criteria",
+                "generation_config",
+                "streamer",
+                "synced_gpus",
+            )
         }
         for name in ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor"):
             kwargs.pop(name, None)

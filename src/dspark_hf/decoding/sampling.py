@@ -1,5 +1,7 @@
 """Laws and draws: scores to probabilities, one uniform number to one token, and generate()'s logits processors."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers.generation import logits_process as lp
@@ -67,7 +69,7 @@ class ScoreProcessor:
         self.is_empty = len(processors) == 0
         self.reads_prefix = any(type(processor) not in _PREFIX_FREE for processor in processors)
 
-    def at_slot(self, prefix_ids: Tensor, logits: Tensor) -> Tensor:
+    def at_slot(self, prefix_ids: Any, logits: Tensor) -> Tensor:
         """Process float32 `logits` `[rows, vocab]` for the token after `prefix_ids` `[rows, length]`.
 
         `logits` may be overwritten: some processors write in place.

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers import Cache, GenerationConfig
 from transformers.utils import ModelOutput
 
-from .._compat import CACHE_KEY
+from .._compat import CACHE_KEY, TargetModel
 from ..errors import UnsupportedGenerationError
 
 # Arguments that a chunked prefill knows how to cut or to repeat.
@@ -43,7 +43,7 @@ class TargetRunner:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: TargetModel,
         model_kwargs: dict[str, Any],
         generation_config: GenerationConfig,
         capture: dict[str, Any],
@@ -84,15 +84,13 @@ class TargetRunner:
             UnsupportedGenerationError: the cache cannot be rolled back, or the inputs cannot be cut into chunks.
         """
         chunk_size = self._generation_config.prefill_chunk_size
+        if not any(self.cache.is_linear):
+            self._require_roll_back()
         outputs = None
         for ids, kwargs in self._prompt_chunks(input_ids, chunk_size or input_ids.shape[1]):
             inputs = self._model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
             outputs = self._model(**inputs | self._capture, return_dict=True)
-            if not outputs[CACHE_KEY].is_croppable:
-                raise UnsupportedGenerationError(
-                    f"the cache of {type(self._model).__name__} cannot be rolled back ({self.cache}): it is recurrent, or "
-                    "its sliding window is shorter than max_length; use the default cache or a shorter max_length"
-                )
+            self._require_roll_back()  # recurrent layers know only after their first forward
             # Trims sliding layers, which keep everything while they record.
             outputs[CACHE_KEY].crop(0)
             observe(outputs)
@@ -125,12 +123,20 @@ class TargetRunner:
         )
         self._num_cached = int(self.cache.get_seq_length())
 
+    def _require_roll_back(self) -> None:
+        if not self.cache.is_croppable:
+            raise UnsupportedGenerationError(
+                f"the cache of {type(self._model).__name__} cannot be rolled back ({self.cache}): it is recurrent, or "
+                "its sliding window is shorter than max_length; use the default cache or a shorter max_length"
+            )
+
     def _drop_uncommitted(self) -> None:
         """Bring every layer back to the committed length; a forward that failed may have reached only some."""
-        if self._num_cached == 0:
+        layers: list[Any] = self.cache.layers
+        if self._num_cached == 0 or not all(hasattr(layer, "get_seq_length") for layer in layers):
             self.cache.reset()
             return
-        for layer in self.cache.layers:
+        for layer in layers:
             surplus = int(layer.get_seq_length()) - self._num_cached
             if surplus > 0:
                 layer.crop(-surplus)
@@ -140,7 +146,9 @@ class TargetRunner:
         if chunk_size >= length:
             yield input_ids, self._kwargs
             return
-        uncuttable = sorted(key for key, value in self._kwargs.items() if value is not None and key not in _CHUNKABLE_KWARGS)
+        uncuttable = sorted(
+            key for key, value in self._kwargs.items() if value is not None and key not in _CHUNKABLE_KWARGS
+        )
         if uncuttable:
             raise UnsupportedGenerationError(
                 f"prefill_chunk_size={chunk_size} cannot cut the inputs {uncuttable}; set prefill_chunk_size=None"
@@ -148,7 +156,10 @@ class TargetRunner:
         for start in range(0, length, chunk_size):
             end = min(start + chunk_size, length)
             kwargs = dict(self._kwargs)
-            for key in ("attention_mask", "token_type_ids"):  # read by position, from 0 to the chunk's end
+            for key in (
+                "attention_mask",
+                "token_type_ids",
+            ):  # read by position, from 0 to the chunk's end
                 if kwargs.get(key) is not None:
                     kwargs[key] = kwargs[key][..., :end]
             if kwargs.get("position_ids") is not None:
@@ -173,7 +184,7 @@ def _lengthened(model_kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]
     return kwargs
 
 
-def last_logits(outputs: ModelOutput, num_positions: int, device: torch.device) -> Tensor:
+def last_logits(outputs: Any, num_positions: int, device: torch.device) -> Tensor:
     """The logits `[rows, num_positions, vocab]` at the end of a forward, float32 on the ids' device."""
     logits: Tensor = outputs.logits[:, -num_positions:].to(dtype=torch.float32, device=device)
     return logits

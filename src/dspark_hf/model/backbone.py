@@ -49,7 +49,7 @@ class DSparkAttention(nn.Module):
         self.k_norm = Qwen3RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
     def project_keys_values(self, hidden_states: Tensor, rotary: RotaryTables) -> tuple[Tensor, Tensor]:
-        """Keys (turned) and values of `hidden_states` `[rows, tokens, hidden]`: `[rows, kv_heads, tokens, head_dim]`."""
+        """Turned keys, and values, `[rows, kv_heads, tokens, head_dim]` of `hidden_states` `[rows, tokens, hidden]`."""
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         keys = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
         values = self.v_proj(hidden_states).view(shape).transpose(1, 2)

@@ -70,7 +70,11 @@ class RNNHead(MarkovHead):
         return bias, next_state
 
 
-_HEADS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RNNHead}
+_HEADS: dict[str, type[MarkovHead]] = {
+    "vanilla": MarkovHead,
+    "gated": GatedMarkovHead,
+    "rnn": RNNHead,
+}
 
 
 def build_sequential_head(config: DSparkConfig) -> MarkovHead | None:

@@ -1,0 +1,193 @@
+"""Target and drafter by name or folder; what cannot be loaded ends in one readable line."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import zoo
+from ..configuration_dspark import DSparkConfig
+from ..decoding.refusals import refuse_target
+from ..errors import DSparkError
+from ..modeling_dspark import DSparkDraftModel
+from .results import DrafterKind
+from .settings import ComparisonError
+
+# Seconds the Hub has to say whether it knows a name.
+HUB_TIMEOUT_S = 5.0
+DTYPES = ("bfloat16", "float32", "auto")
+BUNDLED_ROOT = Path(__file__).parents[1] / "bundled"
+
+
+_Model = TypeVar("_Model", bound=PreTrainedModel)
+
+
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """A drafter ready to use, what to call it, and where it comes from."""
+
+    model: DSparkDraftModel
+    name: str
+    kind: DrafterKind
+
+
+def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Target, in eval mode, and tokenizer.
+
+    Args:
+        name: As for `zoo.resolve`.
+        dtype: One of `DTYPES`; `auto` is the checkpoint's.
+        device: A torch device, or `auto`: CUDA where there is one, else the CPU.
+
+    Raises:
+        ComparisonError: nothing can be loaded under that name, or an argument is unknown.
+        ZooError: as for `zoo.resolve`.
+    """
+    if dtype not in DTYPES:
+        raise ComparisonError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    placed_on = _device(device)
+    folder = zoo.resolve(name)
+    source = _available(name, "target") if folder == name else folder
+    with _readable_errors(f"the tokenizer of target {name!r}"):
+        tokenizer = zoo.load_tokenizer(source)
+    with _readable_errors(f"target {name!r}"):
+        target = zoo.load_target(source, dtype)
+    return _placed(target, placed_on), tokenizer
+
+
+def load_drafter(
+    name: str | None,
+    target: PreTrainedModel,
+    target_name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+) -> LoadedDrafter:
+    """The named drafter; without a name the bundled one of this target, else an untrained one.
+
+    Raises:
+        ComparisonError: nothing can be loaded under that name, or weights are missing.
+        CheckpointFormatError, DSparkConfigError: the folder holds no drafter that can be read.
+        IncompatibleTargetError: it was made for another target.
+    """
+    kind: DrafterKind = "given"
+    folder = None if name else bundled_drafter(target_name, target.config)
+    if folder is not None:
+        name, kind = str(folder), "bundled"
+    if name is None:
+        return LoadedDrafter(_untrained(target, tokenizer, seed), "untrained", "untrained")
+    drafter = _placed(_from_pretrained(name, target.dtype), target.device)
+    refuse_target(target, drafter)
+    return LoadedDrafter(drafter, name if folder is None else f"bundled/{folder.name}", kind)
+
+
+def bundled_drafter(target_name: str, target_config: PreTrainedConfig) -> Path | None:
+    """Folder of the drafter shipped for a zoo target, or None.
+
+    It is told by the zoo's name or the Hub id of the target, and must have the target's sizes.
+    """
+    alias = target_name.rsplit("/", 1)[-1].lower()
+    folder = BUNDLED_ROOT / alias
+    if Path(target_name).is_dir() or not alias:
+        return None
+    try:
+        ours = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    theirs = target_config.get_text_config(decoder=True)
+    pairs = {
+        "hidden_size": theirs.hidden_size,
+        "vocab_size": theirs.vocab_size,
+        "num_target_layers": theirs.num_hidden_layers,
+    }
+    return folder if all(ours.get(key) == value for key, value in pairs.items()) else None
+
+
+def _untrained(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> DSparkDraftModel:
+    config = DSparkConfig.from_target(target.config, tokenizer=tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drafter = DSparkDraftModel(config)
+    return _placed(drafter, target.device, target.dtype)
+
+
+def _from_pretrained(name: str, dtype: torch.dtype) -> DSparkDraftModel:
+    source = _available(name, "drafter")
+    with _readable_errors(f"drafter {name!r}"):
+        loaded: Any = DSparkDraftModel.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    model: DSparkDraftModel
+    model, info = loaded
+    # transformers fills what is missing with random numbers and goes on.
+    absent = sorted({*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])})
+    if absent:
+        raise ComparisonError(
+            f"drafter {name!r} lacks {len(absent)} of its weights or has them in another shape "
+            f"({', '.join(absent[:3])}...); save it again with save_pretrained"
+        )
+    return model
+
+
+def _placed(model: _Model, device: torch.device, dtype: torch.dtype | None = None) -> _Model:
+    """The model, in eval mode, on a device and, when one is given, in another dtype."""
+    move: Any = model.to  # mypy takes transformers' wrapper of it for an unbound function
+    move(device=device, dtype=dtype)
+    return model.eval()
+
+
+def _available(name: str, role: str) -> str:
+    """What `from_pretrained` is to load: a model folder with `~` expanded, or a Hub id that answers.
+
+    transformers would ask the Hub for a folder that is not there, and an absent Hub for a minute.
+
+    Raises:
+        ComparisonError: neither; the message says which of them the name looks like.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ComparisonError(f"{role} folder {name!r} has no config.json; pass a model's folder")
+        return str(path)
+    looks_like_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name
+    if looks_like_path or not name or path.exists():
+        raise ComparisonError(f"{role} {name!r} is not a folder; pass an existing folder or a Hub id (owner/name)")
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # whatever is wrong with the Hub or the name, the way out is one
+        raise ComparisonError(
+            f"{role} {name!r} is not a folder, and the Hub did not deliver it "
+            f"({_first_line(error)}); pass an existing folder or a Hub id (owner/name)"
+        ) from error
+    return name
+
+
+@contextmanager
+def _readable_errors(what: str) -> Iterator[None]:
+    """Turn transformers' many-line messages about files into one line; ours pass."""
+    try:
+        yield
+    except DSparkError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ComparisonError(
+            f"cannot load {what}: {_first_line(error)} (--debug shows all); pass another folder or Hub id"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ComparisonError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from error

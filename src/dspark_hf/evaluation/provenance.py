@@ -1,0 +1,175 @@
+"""Where numbers come from, and JSON reports that are whole or absent."""
+
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from .._version import __version__
+
+# Home folders of this and other users, on Linux, macOS and Windows, up to the user's name.
+_ANY_HOME = r"(?:/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s'\"]+"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a reader needs to judge or repeat a measurement.
+
+    Attributes:
+        command: Command line, home folders replaced by `~`.
+        date_utc: ISO 8601, seconds.
+        versions: Of dspark_hf, torch, transformers and Python.
+        git_commit: Commit that holds this package's source; None when it is not in a repository.
+        git_is_dirty: Whether that source differs from the commit; None likewise.
+        device: Type and name, e.g. `cpu: AMD EPYC 9B14`.
+        num_threads: Threads that torch computes with on the CPU.
+        dtype: Of the target's weights.
+        seed: Of untrained weights, sampling and resampling.
+        n: Prompts measured.
+    """
+
+    command: str
+    date_utc: str
+    versions: dict[str, str]
+    git_commit: str | None
+    git_is_dirty: bool | None
+    device: str
+    num_threads: int
+    dtype: str
+    seed: int
+    n: int
+
+
+def collect_provenance(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    seed: int,
+    n: int,
+    argv: Sequence[str] | None = None,
+) -> Provenance:
+    """Provenance of a measurement made by this process."""
+    program, *arguments = sys.argv if argv is None else argv
+    commit, is_dirty = _git_state(Path(__file__).parent)
+    return Provenance(
+        command=scrub_home(shlex.join([Path(program).name, *arguments])),
+        date_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={
+            "dspark_hf": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        git_commit=commit,
+        git_is_dirty=is_dirty,
+        device=device_name(device),
+        num_threads=torch.get_num_threads(),
+        dtype=dtype_name(dtype),
+        seed=seed,
+        n=n,
+    )
+
+
+def scrub_home(text: str) -> str:
+    """`text` with home folders replaced by `~`, since reports are shared."""
+    own = os.path.expanduser("~")
+    if len(own) > 1:  # a home of "/" would match every path
+        text = re.sub(rf"{re.escape(own)}(?![^/\\\s'\"])", "~", text)
+    return re.sub(_ANY_HOME, "~", text)
+
+
+def device_name(device: torch.device) -> str:
+    """Type and model of a device, e.g. `cpu: AMD EPYC 9B14`."""
+    if device.type == "cuda":
+        return f"cuda: {torch.cuda.get_device_name(device)}"
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
+            name = found[1].strip()
+    return f"{device.type}: {name}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_can_write(path: Path) -> None:
+    """Find out before a long run whether a report can be written to `path`.
+
+    Raises:
+        OSError: It cannot; the message names the path and the rule.
+    """
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise OSError(f"cannot write {path}: its folder does not exist; create it first")
+    if path.exists() and not path.is_file():
+        raise OSError(f"cannot write {path}: it exists and is no regular file; name another one")
+    if not os.access(folder, os.W_OK):
+        raise OSError(f"cannot write {path}: its folder is not writable; name another one")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write one JSON object in one step: readers see the old file or the whole new one.
+
+    NaN and infinity, which JSON does not have, become null.
+    """
+    path = path.resolve()  # a link stays a link, and its target is replaced
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("x", encoding="utf-8") as file:
+            json.dump(_finite(content), file, indent=2, allow_nan=False)
+            file.write("\n")
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Commit and dirtiness of the repository that tracks this file."""
+    # An installed copy may lie in a virtual environment inside somebody else's repository.
+    if _git(folder, "ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None, None
+    status = _git(folder, "status", "--porcelain", "--", "..")
+    return _git(folder, "rev-parse", "HEAD"), None if status is None else bool(status)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

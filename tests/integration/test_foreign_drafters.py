@@ -1,0 +1,112 @@
+"""DeepSpec folders, saved by that project's own code, draft here what they draft there."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.logits_process import LogitsProcessorList
+
+from dspark_hf import DSparkCandidateGenerator, DSparkDraftModel
+
+CHECKPOINTS = Path(__file__).parents[3] / "shared" / "data" / "checkpoints"
+pytestmark = pytest.mark.skipif(
+    not CHECKPOINTS.is_dir(), reason="needs the foreign-made fixtures of ../shared/data/checkpoints"
+)
+FOLDERS = ["deepspec_dspark_vanilla", "deepspec_dflash"]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "target_qwen3").eval()
+
+
+def load(name):
+    drafter = DSparkDraftModel.from_pretrained(CHECKPOINTS / name, dtype=torch.float32).eval()
+    expected = json.loads((CHECKPOINTS / name / "expected.json").read_text())
+    return drafter, expected
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@torch.no_grad()
+def test_every_round_drafts_the_expected_tokens(target, name):
+    drafter, expected = load(name)
+    for prompt in expected["prompts"]:
+        text = prompt["prompt"] + [prompt["first_token"]]
+        text += [
+            t for r in prompt["rounds"] for t in (*r["draft_ids"][: r["accepted"]], r["bonus"])
+        ]
+        config = GenerationConfig(do_sample=False, max_length=10_000)
+        generator = DSparkCandidateGenerator(drafter, target, config, LogitsProcessorList(), {})
+        hidden = target(torch.tensor([text]), **generator.model_kwargs_overrides).hidden_states
+        seen = 0
+        for number, r in enumerate(prompt["rounds"]):
+            position = r["anchor_position"]
+            assert text[position] == r["anchor"]
+            fresh = type(
+                "Outputs", (), {"hidden_states": [h if h is None else h[:, seen:] for h in hidden]}
+            )
+            generator.observe(fresh, position - seen)
+            seen = position
+            block = generator.propose(torch.tensor([text[: position + 1]])).block
+            assert block.tokens[0].tolist() == r["draft_ids"]
+            if r["confidence_logits"] is None:
+                assert block.confidence_logits is None
+            else:
+                logits = torch.tensor([r["confidence_logits"]])
+                assert torch.allclose(block.confidence_logits, logits, atol=1e-4)
+            if number == 0:
+                check_logits(target, drafter, r, hidden, position)
+
+
+def check_logits(target, drafter, r, hidden, position):
+    """The first round's draft logits after the Markov bias."""
+    config = drafter.config
+    features = torch.cat([hidden[i + 1][:, :position] for i in config.target_layer_ids], -1)
+    block_ids = torch.tensor([[r["anchor"]] + [config.mask_token_id] * (config.block_size - 1)])
+    states = drafter(
+        drafter.embed_tokens(block_ids, target.get_input_embeddings()),
+        torch.arange(position, position + config.block_size)[None],
+        context_features=features,
+        context_position_ids=torch.arange(position)[None],
+    ).last_hidden_state
+    logits = drafter.base_logits(states, target.get_output_embeddings(), torch.float32)[0]
+    if drafter.markov_head is not None:
+        previous = torch.tensor([r["anchor"], *r["draft_ids"][:-1]])
+        bias, _ = drafter.markov_head.step(drafter.markov_head.embed(previous), states[0], None)
+        logits = logits + bias
+    assert torch.allclose(logits, torch.tensor(r["draft_logits"]), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_generation_accepts_what_was_accepted_there(target, name):
+    drafter, expected = load(name)
+    for prompt in expected["prompts"]:
+        output = target.generate(
+            torch.tensor([prompt["prompt"]]), do_sample=False, max_new_tokens=24, assistant_model=drafter,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        assert output.sequences[0, len(prompt["prompt"]) :].tolist() == prompt["greedy"]
+        # the last round is shorter here, since it may not draft past max_length
+        full_rounds = [r["accepted"] for r in prompt["rounds"][:-1]]
+        assert output.speculation.num_rounds == len(prompt["rounds"])
+        assert output.speculation.num_accepted >= sum(full_rounds)
+
+
+def test_stored_copies_of_embedding_and_head_are_dropped(target, tmp_path):
+    drafter, _ = load(FOLDERS[0])
+    assert not any("embed_tokens" in name or "lm_head" in name for name in drafter.state_dict())
+    drafter.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "dspark"
+    again = DSparkDraftModel.from_pretrained(tmp_path)
+    assert all(torch.equal(t, again.state_dict()[n]) for n, t in drafter.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["zlab_dflash", "specforge_dspark", "speculators_dspark", "deepspec_eagle3", "target_qwen3"],
+)
+def test_other_formats_are_refused_with_their_name(name):
+    with pytest.raises(ValueError, match="this release reads"):
+        DSparkDraftModel.from_pretrained(CHECKPOINTS / name)

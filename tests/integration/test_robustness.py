@@ -1,0 +1,230 @@
+"""generate() twice in a row, after an exception, from threads, across dtypes, in inference mode; and broken drafts."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
+from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers.generation.stopping_criteria import StoppingCriteria
+
+from dspark_hf import DSparkConfig, DSparkDraftModel, IncompatibleTargetError, record_speculation
+
+
+@pytest.fixture
+def target():
+    return tiny_target()
+
+
+@pytest.fixture
+def drafter(target):
+    return tiny_drafter(target)
+
+
+def test_twice_in_a_row_and_with_other_prompts(target, drafter):
+    for length in (9, 9, 3, 20):
+        ids = random_ids(length, seed=length)
+        assert torch.equal(
+            greedy(target, ids, max_new_tokens=20, assistant_model=drafter),
+            greedy(target, ids, max_new_tokens=20),
+        )
+
+
+class Fails(StoppingCriteria):
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.calls -= 1
+        if self.calls == 0:
+            raise RuntimeError("planted")
+        return torch.tensor([False])
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5, 9])
+def test_after_an_exception_in_the_middle(target, drafter, calls):
+    ids = random_ids(7)
+    cache = DynamicCache(config=target.config)
+    with pytest.raises(RuntimeError, match="planted"):
+        greedy(
+            target,
+            ids,
+            max_new_tokens=20,
+            cache=cache,
+            stopping_criteria=[Fails(calls)],
+            assistant_model=drafter,
+        )
+    # the user's cache holds committed tokens only: plain generation can go on from it
+    assert cache.get_seq_length() <= 7 + calls
+    expected = greedy(target, ids, max_new_tokens=20)
+    assert torch.equal(greedy(target, ids, max_new_tokens=20, assistant_model=drafter), expected)
+    prefix = expected[:, : max(8, cache.get_seq_length() + 1)]
+    assert torch.equal(greedy(target, prefix, max_length=27, cache=cache), expected)
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 6])
+def test_after_an_exception_inside_a_target_layer(target, drafter, fail_at):
+    ids = random_ids(7)
+    calls = []
+
+    def hook(*args):
+        calls.append(1)
+        if len(calls) == fail_at:
+            raise RuntimeError("planted")
+
+    handle = target.model.layers[2].register_forward_pre_hook(hook)
+    cache = DynamicCache(config=target.config)
+    with pytest.raises(RuntimeError, match="planted"):
+        greedy(target, ids, max_new_tokens=20, cache=cache, assistant_model=drafter)
+    handle.remove()
+    assert len({layer.get_seq_length() for layer in cache.layers}) == 1
+    expected = greedy(target, ids, max_new_tokens=20)
+    prefix = expected[:, : max(7, cache.get_seq_length() + 1)]
+    assert torch.equal(greedy(target, prefix, max_length=27, cache=cache), expected)
+
+
+def test_two_threads_share_a_drafter(target, drafter):
+    prompts = [random_ids(length, seed=length) for length in (4, 11)]
+    expected = [greedy(target, ids, max_new_tokens=40) for ids in prompts]
+    got = [[], []]
+    reports = [None, None]
+
+    def work(index):
+        with record_speculation() as report:
+            for _ in range(3):
+                got[index].append(
+                    greedy(target, prompts[index], max_new_tokens=40, assistant_model=drafter)
+                )
+        reports[index] = report
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(2):
+        assert len(got[index]) == 3
+        assert all(torch.equal(output, expected[index]) for output in got[index])
+        assert (reports[index].num_calls, reports[index].num_new_tokens) == (3, 120)
+
+
+@pytest.mark.parametrize("target_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("drafter_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_dtypes_may_differ(target_dtype, drafter_dtype, do_sample):
+    target = tiny_target().to(target_dtype)
+    drafter = tiny_drafter(target).to(drafter_dtype)
+    output = target.generate(
+        random_ids(7), do_sample=do_sample, max_new_tokens=12, assistant_model=drafter
+    )
+    assert output.shape == (1, 19)
+    if target_dtype == torch.float32 and not do_sample:
+        assert torch.equal(output, greedy(target, random_ids(7), max_new_tokens=12))
+
+
+def test_inference_mode_and_plain_use_after_it(target, drafter):
+    ids = random_ids(7)
+    expected = greedy(target, ids, max_new_tokens=20)
+    with torch.inference_mode():
+        assert torch.equal(
+            greedy(target, ids, max_new_tokens=20, assistant_model=drafter), expected
+        )
+    assert torch.equal(greedy(target, ids, max_new_tokens=20, assistant_model=drafter), expected)
+
+
+def test_a_copied_drafter_and_one_drafter_for_two_targets(drafter):
+    for seed in (0, 5):
+        target, ids = tiny_target(seed=seed), random_ids(7)
+        expected = greedy(target, ids, max_new_tokens=20)
+        for one in (drafter, copy.deepcopy(drafter)):
+            assert torch.equal(
+                greedy(target, ids, max_new_tokens=20, assistant_model=one), expected
+            )
+
+
+def test_the_drafter_stores_nothing_of_a_generation(target, drafter):
+    before = set(vars(drafter)), set(drafter.state_dict()), {n for n, _ in drafter.named_modules()}
+    greedy(target, random_ids(7), max_new_tokens=20, assistant_model=drafter)
+    assert (
+        set(vars(drafter)),
+        set(drafter.state_dict()),
+        {n for n, _ in drafter.named_modules()},
+    ) == before
+
+
+@pytest.mark.parametrize("broken", ["nan", "inf"])
+@pytest.mark.parametrize("part", ["logits", "confidence"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_broken_numbers_cost_speed_only(target, drafter, part, broken, do_sample, caplog):
+    ids = random_ids(7)
+    weight = drafter.norm.weight if part == "logits" else drafter.confidence_head.proj.bias
+    with torch.no_grad():
+        weight.fill_(float(broken))
+    output = target.generate(
+        ids,
+        do_sample=do_sample,
+        max_new_tokens=12,
+        assistant_model=drafter,
+        return_dict_in_generate=True,
+    )
+    assert output.speculation.num_verified == 0
+    assert output.speculation.num_unusable_drafts == output.speculation.num_rounds - 1 == 10
+    assert output.sequences.max() < target.config.vocab_size
+    assert caplog.text.count("NaN or infinite") == 1
+    if not do_sample:
+        assert torch.equal(output.sequences, greedy(target, ids, max_new_tokens=12))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 64}, "hidden_size 64"),
+        ({"vocab_size": 80}, "vocab_size 80"),
+        ({"num_target_layers": 9}, "decoder layers 9"),
+    ],
+)
+def test_a_drafter_of_another_target_is_refused(target, change, message):
+    drafter = DSparkDraftModel(
+        DSparkConfig.from_target(target.config, num_hidden_layers=1, **change)
+    )
+    with pytest.raises(IncompatibleTargetError, match=message):
+        greedy(target, random_ids(5), max_new_tokens=4, assistant_model=drafter)
+
+
+def sliding_target():
+    config = Gemma3TextConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=8, max_position_embeddings=256, initializer_range=0.2,
+        layer_types=["sliding_attention", "full_attention"] * 2, pad_token_id=0, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Gemma3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("prompt_length", [3, 7, 8, 30])
+def test_sliding_window_targets_roll_back_past_the_window(prompt_length):
+    target, ids = sliding_target(), random_ids(prompt_length)
+    cache = DynamicCache(config=target.config)
+    expected = greedy(target, ids, max_new_tokens=40)
+    oracle = OracleDrafter.for_target(target, expected[0], hit_rate=0.7)
+    for drafter in (tiny_drafter(target), oracle):
+        assert torch.equal(
+            greedy(target, ids, max_new_tokens=40, assistant_model=drafter), expected
+        )
+    greedy(target, ids, max_new_tokens=40, assistant_model=oracle, cache=cache)
+    # no layer is left recording, which would let a later plain run grow without bound
+    assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+    assert {layer.keys.shape[-2] for layer in cache.layers if layer.is_sliding} == {7}
+
+
+def test_a_static_sliding_cache_shorter_than_the_text_is_refused():
+    target = sliding_target()
+    with pytest.raises(ValueError, match="cannot be rolled back"):
+        greedy(
+            target,
+            random_ids(3),
+            max_new_tokens=40,
+            assistant_model=tiny_drafter(target),
+            cache_implementation="static",
+        )

@@ -1,0 +1,217 @@
+"""Faults of transformers' own assisted loop that ours must not have, one test each, and transformers' loop on our
+candidate generator."""
+
+import pytest
+import torch
+from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
+from transformers import DynamicCache
+from transformers.generation import GenerationMixin
+
+from dspark_hf import DSparkCandidateGenerator, UnsupportedGenerationError
+from dspark_hf.decoding.route import _ROUTE_MARK
+
+
+@pytest.fixture
+def target():
+    return tiny_target()
+
+
+@pytest.fixture
+def drafter(target):
+    return tiny_drafter(target)
+
+
+def test_1_a_used_cache_is_run_again_from_the_whole_sequence(target, drafter, caplog):
+    ids = random_ids(7)
+    cache = DynamicCache(config=target.config)
+    first = greedy(target, ids, max_new_tokens=6, cache=cache, assistant_model=drafter)
+    assert cache.get_seq_length() == 12
+    longer = torch.cat([first, random_ids(4, seed=5)], dim=1)
+    expected = greedy(target, longer, max_new_tokens=10)
+    got = greedy(target, longer, max_new_tokens=10, cache=cache, assistant_model=drafter)
+    assert torch.equal(got, expected)
+    assert "run again" in caplog.text
+    # and what comes back is right for plain generation too
+    again = torch.cat([got, random_ids(3, seed=6)], dim=1)
+    assert torch.equal(
+        greedy(target, again, max_new_tokens=10, cache=cache),
+        greedy(target, again, max_new_tokens=10),
+    )
+
+
+def test_1_only_new_tokens_with_a_used_cache_are_refused(target, drafter):
+    ids = random_ids(7)
+    cache = DynamicCache(config=target.config)
+    greedy(target, ids, max_new_tokens=6, cache=cache)
+    before = cache.get_seq_length()
+    with pytest.raises(UnsupportedGenerationError, match="Pass the whole sequence"):
+        greedy(
+            target, random_ids(3, seed=5), attention_mask=torch.ones(1, before + 3, dtype=torch.long),
+            max_new_tokens=4, cache=cache, assistant_model=drafter,
+        )  # fmt: skip
+    with pytest.raises(UnsupportedGenerationError, match="Pass the whole sequence"):
+        greedy(
+            target, random_ids(3, seed=5), max_new_tokens=4, cache=cache, assistant_model=drafter
+        )
+    assert cache.get_seq_length() == before
+
+
+@pytest.mark.parametrize(
+    "flags", [{"output_hidden_states": True}, {"output_attentions": True}, {}], ids=str
+)
+def test_3_all_outputs_have_the_counts_and_values_of_plain_generation(flags):
+    target = tiny_target()
+    target.set_attn_implementation("eager")
+    ids = random_ids(7)
+    whole = greedy(target, ids, max_new_tokens=30)[0]
+    drafter = OracleDrafter.for_target(target, whole, hit_rate=0.7)
+    common = {
+        "max_new_tokens": 20, "return_dict_in_generate": True, "output_scores": True, "output_logits": True,
+        "repetition_penalty": 1.2,
+    } | flags  # fmt: skip
+    expected = greedy(target, ids, **common)
+    got = greedy(target, ids, assistant_model=drafter, **common)
+    assert torch.equal(got.sequences, expected.sequences)
+    for name in ("scores", "logits"):
+        mine, theirs = getattr(got, name), getattr(expected, name)
+        assert len(mine) == len(theirs) == 20
+        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(mine, theirs, strict=True))
+    for name in ("hidden_states", "attentions"):
+        mine, theirs = getattr(got, name), getattr(expected, name)
+        assert (mine is None) == (theirs is None)
+        for a, b in zip(mine or (), theirs or (), strict=True):
+            assert len(a) == len(b)
+            for x, y in zip(a, b, strict=True):
+                assert x.shape == y.shape
+                assert torch.allclose(x, y, atol=1e-4)
+
+
+def test_4_a_static_cache_of_exactly_the_needed_size_does_not_overflow(target):
+    ids = random_ids(7)
+    whole = greedy(target, ids, max_new_tokens=40)[0]
+    drafter = OracleDrafter.for_target(target, whole, hit_rate=1.0)
+    for num_new in (2, 5, 8, 9, 10, 16, 17):
+        target._previous_max_cache_length = -1
+        output = greedy(
+            target, ids, max_new_tokens=num_new, assistant_model=drafter, cache_implementation="static",
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        assert output.cache.get_max_length() == 7 + num_new - 1
+        assert torch.equal(output.sequences[0], whole[: 7 + num_new])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guidance_scale": 1.5}, "guidance_scale"),
+        ({"num_beams": 2}, "num_beams=1"),
+        ({"num_beams": 2, "do_sample": True}, "num_beams=1"),
+        ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"assistant_early_exit": 2}, "assistant_early_exit"),
+        ({"use_cache": False}, "use_cache"),
+        ({"verification_policy": "best"}, "verification_policy must be one of"),
+        ({"num_assistant_tokens": 0}, "num_assistant_tokens must be >= 1"),
+        (
+            {"verification_policy": "threshold", "assistant_confidence_threshold": 1.5},
+            "must be a probability",
+        ),
+        ({"synced_gpus": True}, "synced_gpus"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_5_and_10_what_cannot_be_combined_is_refused_before_any_forward(
+    target, drafter, options, message
+):
+    calls = []
+    target.register_forward_pre_hook(lambda *args: calls.append(1))
+    with pytest.raises(UnsupportedGenerationError, match=message):
+        target.generate(random_ids(5), max_new_tokens=4, assistant_model=drafter, **options)
+    assert not calls
+
+
+def test_7_the_law_given_to_transformers_is_float32_and_matches_the_ids(target):
+    drafter = tiny_drafter(target).to(torch.bfloat16)
+    generator, outputs, ids = _generator(target, drafter, do_sample=True)
+    candidates, logits = generator.get_candidates(
+        ids, model_kwargs={}, model_outputs=outputs, is_first_iteration=False, n_last_matches=0
+    )
+    assert logits.dtype == torch.float32
+    assert logits.shape[1] == candidates.shape[1] - ids.shape[1] == 4
+
+
+def test_7_no_draft_means_no_logits(target, drafter):
+    generator, outputs, ids = _generator(target, drafter, do_sample=True, max_length=8)
+    candidates, logits = generator.get_candidates(
+        ids, model_kwargs={}, model_outputs=outputs, is_first_iteration=False, n_last_matches=0
+    )
+    assert torch.equal(candidates, ids)
+    assert logits is None
+
+
+def _generator(target, drafter, *, do_sample, max_length=50):
+    from transformers import GenerationConfig
+    from transformers.generation.logits_process import LogitsProcessorList
+
+    prompt = random_ids(6)
+    config = GenerationConfig(do_sample=do_sample, max_length=max_length)
+    generator = DSparkCandidateGenerator(drafter, target, config, LogitsProcessorList(), {})
+    outputs = target(prompt, **generator.model_kwargs_overrides)
+    return generator, outputs, torch.cat([prompt, outputs.logits[:, -1:].argmax(-1)], dim=1)
+
+
+def test_8_embeddings_without_ids_are_refused(target, drafter):
+    with pytest.raises(UnsupportedGenerationError, match="pass input_ids"):
+        greedy(
+            target,
+            None,
+            inputs_embeds=torch.randn(1, 5, 32),
+            max_new_tokens=4,
+            assistant_model=drafter,
+        )
+
+
+def test_10_batches_are_refused_in_this_release(target, drafter):
+    with pytest.raises(UnsupportedGenerationError, match="one row at a time"):
+        greedy(target, random_ids(5).expand(2, -1), max_new_tokens=4, assistant_model=drafter)
+
+
+# -- transformers' own loop on our generator ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stock_loop(monkeypatch):
+    ours = GenerationMixin._assisted_decoding
+    assert getattr(ours, _ROUTE_MARK) is ours
+    monkeypatch.setattr(GenerationMixin, "_assisted_decoding", ours.__wrapped__)
+
+
+@pytest.mark.parametrize("policy", ["full", "threshold"])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_the_stock_loop_runs_our_generator_losslessly(stock_loop, target, policy, padding):
+    ids = torch.cat([torch.zeros(1, padding, dtype=torch.long), random_ids(9)], dim=1)
+    mask = (torch.arange(9 + padding) >= padding).long()[None]
+    common = {"attention_mask": mask, "max_new_tokens": 30, "pad_token_id": 0}
+    expected = greedy(target, ids, **common)
+    for drafter in (
+        tiny_drafter(target),
+        OracleDrafter.for_target(target, expected[0, padding:], hit_rate=0.7),
+    ):
+        got = greedy(target, ids, assistant_model=drafter, verification_policy=policy, **common)
+        assert torch.equal(got, expected)
+
+
+def test_the_stock_loop_drafts_what_ours_drafts(target, monkeypatch):
+    ids = random_ids(9)
+    expected = greedy(target, ids, max_new_tokens=30)
+    drafter = OracleDrafter.for_target(target, expected[0], hit_rate=0.7)
+    rounds = greedy(
+        target, ids, max_new_tokens=30, assistant_model=drafter, return_dict_in_generate=True
+    ).speculation.num_rounds
+    forwards = []
+    monkeypatch.setattr(
+        GenerationMixin, "_assisted_decoding", GenerationMixin._assisted_decoding.__wrapped__
+    )
+    target.register_forward_pre_hook(lambda *args: forwards.append(1))
+    greedy(target, ids, max_new_tokens=30, assistant_model=drafter)
+    assert len(forwards) == rounds + 1

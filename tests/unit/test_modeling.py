@@ -1,0 +1,217 @@
+"""The block forward against the slow float64 reference, and the drafter as a PreTrainedModel."""
+
+import pytest
+import torch
+from reference import block_hidden, double_weights
+from tiny import tiny_drafter, tiny_target
+from transformers import AutoConfig, AutoModel
+
+from dspark_hf import DSparkConfig, DSparkDraftModel
+from dspark_hf.model.context_cache import DraftContextCache
+
+GQA = [(4, 4), (4, 2), (4, 1)]  # query heads, key/value heads
+
+
+def features(drafter, length, seed=0):
+    width = len(drafter.config.target_layer_ids) * drafter.config.hidden_size
+    return torch.randn(1, length, width, generator=torch.Generator().manual_seed(seed))
+
+
+def positions(start, length):
+    return torch.arange(start, start + length)[None]
+
+
+def run_block(drafter, block, context, start, anchor, cache):
+    """One cached forward: `context` features from position `start`, block at `anchor`."""
+    return drafter(
+        inputs_embeds=block,
+        position_ids=positions(anchor, block.shape[1]),
+        context_features=context,
+        context_position_ids=positions(start, context.shape[1]),
+        cache=cache,
+    ).last_hidden_state[0]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), GQA)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("length", [1, 2, 17, 300])
+def test_block_forward_equals_the_slow_reference(length, heads, kv_heads, attention):
+    drafter = tiny_drafter(tiny_target(), num_attention_heads=heads, num_key_value_heads=kv_heads)
+    drafter.set_attn_implementation(attention)
+    context = features(drafter, length)
+    block = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(9))
+    got = run_block(drafter, block, context, 0, length, DraftContextCache(2))
+    expected = block_hidden(
+        double_weights(drafter), drafter.config, context[0].double(), block[0].double(), length
+    )
+    assert (got - expected).abs().max() < 1e-5
+
+
+def test_rounds_with_partial_acceptance_equal_the_slow_reference():
+    drafter = tiny_drafter(tiny_target())
+    weights = double_weights(drafter)
+    everything = features(drafter, 330)
+    cache = DraftContextCache(2)
+    start, anchor = 0, 260  # the first append grows past the buffer's smallest capacity
+    for round_idx, num_committed in enumerate([3, 1, 5, 2, 4]):
+        block = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(round_idx))
+        got = run_block(drafter, block, everything[:, start:anchor], start, anchor, cache)
+        expected = block_hidden(
+            weights, drafter.config, everything[0, :anchor].double(), block[0].double(), anchor
+        )
+        assert (got - expected).abs().max() < 1e-5
+        start, anchor = anchor, anchor + num_committed
+    assert cache.length == start
+
+
+def test_context_projected_in_chunks_equals_context_projected_at_once():
+    drafter = tiny_drafter(tiny_target())
+    context = features(drafter, 40)
+    block = torch.randn(1, 4, 32)
+    whole = run_block(drafter, block, context, 0, 40, DraftContextCache(2))
+    cache = DraftContextCache(2)
+    for start in (0, 13):
+        drafter.extend_cache(context[:, start : start + 13], positions(start, 13), cache)
+    assert torch.allclose(
+        run_block(drafter, block, context[:, 26:], 26, 40, cache), whole, atol=1e-6
+    )
+
+
+def test_without_a_cache_the_given_context_is_the_whole_context():
+    drafter = tiny_drafter(tiny_target())
+    context, block = features(drafter, 9), torch.randn(1, 4, 32)
+    cached = run_block(drafter, block, context, 0, 9, DraftContextCache(2))
+    assert torch.allclose(run_block(drafter, block, context, 0, 9, None), cached, atol=1e-6)
+
+
+def test_slots_see_each_other_in_both_directions():
+    drafter = tiny_drafter(tiny_target())
+    context, block = features(drafter, 9), torch.randn(1, 4, 32)
+    changed = block.clone()
+    changed[:, -1] += 1
+    before = run_block(drafter, block, context, 0, 9, None)
+    after = run_block(drafter, changed, context, 0, 9, None)
+    assert (before[0] - after[0]).abs().max() > 1e-4
+
+
+def test_mask_hides_context():
+    drafter = tiny_drafter(tiny_target())
+    context, block = features(drafter, 9), torch.randn(1, 4, 32)
+    mask = torch.zeros(1, 1, 4, 13)
+    mask[..., :3] = -torch.inf
+    got = drafter(
+        block,
+        positions(9, 4),
+        context_features=context,
+        context_position_ids=positions(0, 9),
+        attention_mask=mask,
+    ).last_hidden_state
+    expected = drafter(
+        block,
+        positions(9, 4),
+        context_features=context[:, 3:],
+        context_position_ids=positions(3, 6),
+    ).last_hidden_state
+    assert torch.allclose(got, expected, atol=1e-6)
+
+
+def test_features_and_positions_belong_together():
+    drafter = tiny_drafter(tiny_target())
+    with pytest.raises(ValueError, match="pass both or neither"):
+        drafter(torch.randn(1, 4, 32), positions(9, 4), context_features=features(drafter, 9))
+
+
+def test_save_and_load_keep_every_tensor_and_only_what_was_trained(tmp_path):
+    drafter = tiny_drafter(tiny_target(), markov_head_type="rnn")
+    drafter.save_pretrained(tmp_path)
+    again = DSparkDraftModel.from_pretrained(tmp_path)
+    assert not [
+        name for name in drafter.state_dict() if "embed_tokens" in name or "lm_head" in name
+    ]
+    assert drafter.state_dict().keys() == again.state_dict().keys()
+    assert all(
+        torch.equal(tensor, again.state_dict()[name])
+        for name, tensor in drafter.state_dict().items()
+    )
+    assert drafter.config.to_dict() | {"_name_or_path": ""} == again.config.to_dict() | {
+        "_name_or_path": ""
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_auto_classes_find_the_drafter(tmp_path):
+    tiny_drafter(tiny_target()).save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is DSparkConfig
+    assert type(AutoModel.from_pretrained(tmp_path)) is DSparkDraftModel
+
+
+def test_loading_in_another_dtype(tmp_path):
+    tiny_drafter(tiny_target()).save_pretrained(tmp_path)
+    assert DSparkDraftModel.from_pretrained(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"qk_norm": False},
+        {"attention_bias": True},
+        {"markov_rank": 0, "confidence_head_with_markov": False},
+    ],
+)
+def test_variants_run(overrides):
+    drafter = tiny_drafter(tiny_target(), **overrides)
+    hidden = run_block(drafter, torch.randn(1, 4, 32), features(drafter, 3), 0, 3, None)
+    assert hidden.shape == (4, 32)
+    assert hidden.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+)
+def test_scaled_rope_changes_the_result(rope):
+    target = tiny_target()
+    plain, scaled = tiny_drafter(target), tiny_drafter(target, rope_parameters=rope)
+    block, context = torch.randn(1, 4, 32), features(plain, 50)
+    assert not torch.allclose(
+        run_block(plain, block, context, 0, 50, None),
+        run_block(scaled, block, context, 0, 50, None),
+    )
+
+
+def test_logits_get_the_multiplier_and_the_soft_cap_of_the_target():
+    target = tiny_target()
+    plain = tiny_drafter(target)
+    treated = tiny_drafter(
+        target, logit_multiplier=0.5, final_logit_softcapping=2.0, embedding_multiplier=3.0
+    )
+    hidden, head = torch.randn(1, 4, 32), target.get_output_embeddings()
+    raw = plain.base_logits(hidden, head, torch.float32)
+    assert torch.allclose(
+        treated.base_logits(hidden, head, torch.float32), 2 * torch.tanh(raw * 0.5 / 2)
+    )
+    ids, embedding = torch.tensor([[1, 2]]), target.get_input_embeddings()
+    assert torch.allclose(
+        treated.embed_tokens(ids, embedding), 3 * plain.embed_tokens(ids, embedding)
+    )
+
+
+def test_a_drafter_cannot_generate_alone():
+    assert not DSparkDraftModel.can_generate()
+    with pytest.raises(NotImplementedError, match="borrows its target's embedding"):
+        tiny_drafter(tiny_target()).get_input_embeddings()

@@ -1,0 +1,112 @@
+"""Calibration, policies and per-call knobs."""
+
+import pytest
+import torch
+from tiny import tiny_target
+from transformers import GenerationConfig
+
+from dspark_hf import DSparkConfig, UnsupportedGenerationError
+from dspark_hf.configuration_dspark import VERIFICATION_POLICIES
+from dspark_hf.decoding.calibrate import calibrate
+from dspark_hf.decoding.schedule import FullPolicy, ThresholdPolicy, schedule
+from dspark_hf.decoding.settings import resolve_settings
+from dspark_hf.decoding.types import Confidence, DraftBlock
+
+CPU = torch.device("cpu")
+
+
+def block(rows, slots, is_usable=None):
+    usable = torch.ones(rows, dtype=torch.bool) if is_usable is None else torch.tensor(is_usable)
+    return DraftBlock(torch.zeros(rows, slots, dtype=torch.long), None, None, usable)
+
+
+def confidence(values):
+    conditional = torch.tensor(values)
+    return Confidence(conditional, conditional.cumprod(-1))
+
+
+def test_calibration_gives_conditional_and_survival():
+    got = calibrate(torch.tensor([[0.0, 0.0, 100.0]]))
+    assert got.conditional[0].tolist() == pytest.approx([0.5, 0.5, 1.0])
+    assert got.survival[0].tolist() == pytest.approx([0.5, 0.25, 0.25])
+    assert calibrate(None) == Confidence(None, None)
+
+
+def test_full_verifies_everything():
+    assert schedule(FullPolicy(), block(2, 5), Confidence(None, None)).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"), [(0.0, 4), (0.5, 2), (0.6, 1), (0.95, 0), (1.0, 0)]
+)
+def test_threshold_cuts_at_the_first_slot_below_it(threshold, expected):
+    values = confidence([[0.9, 0.5, 0.4, 0.99]])
+    assert schedule(ThresholdPolicy(threshold), block(1, 4), values).tolist() == [expected]
+
+
+def test_rows_with_broken_numbers_are_not_verified():
+    assert schedule(FullPolicy(), block(2, 3, [True, False]), Confidence(None, None)).tolist() == [
+        3,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("policy", [FullPolicy(), ThresholdPolicy(0.4)], ids=lambda p: p.name)
+def test_a_decision_about_a_slot_ignores_later_slots(policy):
+    values = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
+    before = policy.lengths(Confidence(values, None), 200, 6, CPU)
+    for slot in range(1, 6):
+        changed = values.clone()
+        changed[:, slot:] = torch.rand(200, 6 - slot, generator=torch.Generator().manual_seed(slot))
+        after = policy.lengths(Confidence(changed, None), 200, 6, CPU)
+        for k in range(slot):  # {ell >= k + 1} is about slot k, 0-based
+            assert torch.equal(before >= k + 1, after >= k + 1)
+
+
+# -- knobs --------------------------------------------------------------------------------------------------------
+
+
+def settings(*, drafter=None, **call):
+    config = DSparkConfig.from_target(tiny_target().config, block_size=6, **(drafter or {}))
+    merged = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4} | call
+    return resolve_settings(config, GenerationConfig(**merged))
+
+
+def test_without_a_word_the_drafters_defaults_hold():
+    got = settings()
+    assert (got.num_draft_tokens, got.policy.name) == (6, "full")
+    got = settings(drafter={"verification_policy": "threshold", "confidence_threshold": 0.7})
+    assert (got.policy.name, got.policy.threshold) == ("threshold", 0.7)
+
+
+def test_the_call_wins():
+    got = settings(
+        num_assistant_tokens=2, verification_policy="threshold", assistant_confidence_threshold=0.9
+    )
+    assert (got.num_draft_tokens, got.policy.threshold) == (2, 0.9)
+    assert (
+        settings(
+            drafter={"verification_policy": "threshold"}, verification_policy="full"
+        ).policy.name
+        == "full"
+    )
+
+
+def test_more_tokens_than_the_block_are_capped_with_a_warning(caplog):
+    assert settings(num_assistant_tokens=9).num_draft_tokens == 6
+    assert "drafting 6 tokens per round" in caplog.text
+
+
+def test_threshold_without_a_confidence_head_is_refused():
+    with pytest.raises(UnsupportedGenerationError, match="needs a drafter with a confidence head"):
+        settings(drafter={"enable_confidence_head": False}, verification_policy="threshold")
+
+
+def test_every_policy_name_resolves():
+    for name in VERIFICATION_POLICIES:
+        assert settings(verification_policy=name).policy.name == name
+
+
+def test_unknown_policies_are_refused():
+    with pytest.raises(UnsupportedGenerationError, match="'global'"):
+        settings(verification_policy="global")
