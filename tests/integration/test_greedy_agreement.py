@@ -64,9 +64,7 @@ def test_right_drafts_save_target_forwards():
     target, ids = tiny_target(), random_ids(5)
     whole = greedy(target, ids, max_new_tokens=72)[0]
     drafter = OracleDrafter.for_target(target, whole, hit_rate=1.0)
-    report = greedy(
-        target, ids, max_new_tokens=64, assistant_model=drafter, return_dict_in_generate=True
-    ).speculation
+    report = greedy(target, ids, max_new_tokens=64, assistant_model=drafter, return_dict_in_generate=True).speculation
     assert report.num_new_tokens == 64
     assert report.num_target_forwards == 1 + 8  # the prompt, then 8 tokens a round
     assert report.tau == pytest.approx(7.875)  # the last round may draft 6 only

@@ -20,9 +20,7 @@ PROMPT_IDS = {
     "arena-hard-v2": 3,
 }
 NUM_NEW = 64
-GAP_LIMIT = (
-    1e-4  # design rule 1: a first difference counts as agreement only below this top-2 logit gap
-)
+GAP_LIMIT = 1e-4  # design rule 1: a first difference counts as agreement only below this top-2 logit gap
 POLICIES = [
     {"verification_policy": "full"},
     {"verification_policy": "threshold", "assistant_confidence_threshold": 0.3},
@@ -31,9 +29,7 @@ POLICIES = [
 
 pytestmark = [
     pytest.mark.real_model,
-    pytest.mark.skipif(
-        not PROMPTS.is_dir(), reason="needs the evaluation prompts of ../shared/data/prompts"
-    ),
+    pytest.mark.skipif(not PROMPTS.is_dir(), reason="needs the evaluation prompts of ../shared/data/prompts"),
 ]
 
 
@@ -66,9 +62,7 @@ def plain(target, prompts):
 
     def of(prompt_id):
         if prompt_id not in made:
-            made[prompt_id] = target.generate(
-                prompts[prompt_id], do_sample=False, max_new_tokens=NUM_NEW
-            )[0]
+            made[prompt_id] = target.generate(prompts[prompt_id], do_sample=False, max_new_tokens=NUM_NEW)[0]
         return made[prompt_id]
 
     return of
@@ -78,9 +72,7 @@ def plain(target, prompts):
 def untrained(target):
     torch.manual_seed(0)
     # Wide weights: confidences then lie on both sides of the thresholds.
-    config = DSparkConfig.from_target(
-        target.config, num_hidden_layers=2, markov_rank=64, initializer_range=0.2
-    )
+    config = DSparkConfig.from_target(target.config, num_hidden_layers=2, markov_rank=64, initializer_range=0.2)
     return DSparkDraftModel(config).eval()
 
 
@@ -100,9 +92,7 @@ def assert_agrees(target, drafter, ids, expected, **policy):
     shared = min(len(sequence), len(expected))
     first = int((sequence[:shared] != expected[:shared]).nonzero()[0])
     best = target(expected[None, :first]).logits[0, -1].topk(2).values
-    assert float(best[0] - best[1]) < GAP_LIMIT, (
-        f"differs at token {first} where the target is sure"
-    )
+    assert float(best[0] - best[1]) < GAP_LIMIT, f"differs at token {first} where the target is sure"
     return got.speculation, 1
 
 
@@ -114,9 +104,7 @@ def oracle_for(target, expected, ids):
 def test_subset_agrees(target, prompts, plain, untrained, policy):
     for prompt_id in ("gsm8k/894", "mbpp/247"):
         ids, expected = prompts[prompt_id], plain(prompt_id)
-        report, _ = assert_agrees(
-            target, oracle_for(target, expected, ids), ids, expected, **policy
-        )
+        report, _ = assert_agrees(target, oracle_for(target, expected, ids), ids, expected, **policy)
         if policy["verification_policy"] == "full":
             assert report.tau > 2
     assert_agrees(target, untrained, ids, expected, **policy)

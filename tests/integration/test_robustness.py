@@ -93,9 +93,7 @@ def test_two_threads_share_a_drafter(target, drafter):
     def work(index):
         with record_speculation() as report:
             for _ in range(3):
-                got[index].append(
-                    greedy(target, prompts[index], max_new_tokens=40, assistant_model=drafter)
-                )
+                got[index].append(greedy(target, prompts[index], max_new_tokens=40, assistant_model=drafter))
         reports[index] = report
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
@@ -115,9 +113,7 @@ def test_two_threads_share_a_drafter(target, drafter):
 def test_dtypes_may_differ(target_dtype, drafter_dtype, do_sample):
     target = tiny_target().to(target_dtype)
     drafter = tiny_drafter(target).to(drafter_dtype)
-    output = target.generate(
-        random_ids(7), do_sample=do_sample, max_new_tokens=12, assistant_model=drafter
-    )
+    output = target.generate(random_ids(7), do_sample=do_sample, max_new_tokens=12, assistant_model=drafter)
     assert output.shape == (1, 19)
     if target_dtype == torch.float32 and not do_sample:
         assert torch.equal(output, greedy(target, random_ids(7), max_new_tokens=12))
@@ -127,9 +123,7 @@ def test_inference_mode_and_plain_use_after_it(target, drafter):
     ids = random_ids(7)
     expected = greedy(target, ids, max_new_tokens=20)
     with torch.inference_mode():
-        assert torch.equal(
-            greedy(target, ids, max_new_tokens=20, assistant_model=drafter), expected
-        )
+        assert torch.equal(greedy(target, ids, max_new_tokens=20, assistant_model=drafter), expected)
     assert torch.equal(greedy(target, ids, max_new_tokens=20, assistant_model=drafter), expected)
 
 
@@ -138,9 +132,7 @@ def test_a_copied_drafter_and_one_drafter_for_two_targets(drafter):
         target, ids = tiny_target(seed=seed), random_ids(7)
         expected = greedy(target, ids, max_new_tokens=20)
         for one in (drafter, copy.deepcopy(drafter)):
-            assert torch.equal(
-                greedy(target, ids, max_new_tokens=20, assistant_model=one), expected
-            )
+            assert torch.equal(greedy(target, ids, max_new_tokens=20, assistant_model=one), expected)
 
 
 def test_the_drafter_stores_nothing_of_a_generation(target, drafter):
@@ -185,9 +177,7 @@ def test_broken_numbers_cost_speed_only(target, drafter, part, broken, do_sample
     ],
 )
 def test_a_drafter_of_another_target_is_refused(target, change, message):
-    drafter = DSparkDraftModel(
-        DSparkConfig.from_target(target.config, num_hidden_layers=1, **change)
-    )
+    drafter = DSparkDraftModel(DSparkConfig.from_target(target.config, num_hidden_layers=1, **change))
     with pytest.raises(IncompatibleTargetError, match=message):
         greedy(target, random_ids(5), max_new_tokens=4, assistant_model=drafter)
 
@@ -209,9 +199,7 @@ def test_sliding_window_targets_roll_back_past_the_window(prompt_length):
     expected = greedy(target, ids, max_new_tokens=40)
     oracle = OracleDrafter.for_target(target, expected[0], hit_rate=0.7)
     for drafter in (tiny_drafter(target), oracle):
-        assert torch.equal(
-            greedy(target, ids, max_new_tokens=40, assistant_model=drafter), expected
-        )
+        assert torch.equal(greedy(target, ids, max_new_tokens=40, assistant_model=drafter), expected)
     greedy(target, ids, max_new_tokens=40, assistant_model=oracle, cache=cache)
     # no layer is left recording, which would let a later plain run grow without bound
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers)

@@ -41,9 +41,7 @@ def pair():
 
 
 def processors_of(target, options):
-    config = GenerationConfig(
-        do_sample=True, top_k=0, **{k: v for k, v in options.items() if k != "top_k"}
-    )
+    config = GenerationConfig(do_sample=True, top_k=0, **{k: v for k, v in options.items() if k != "top_k"})
     config.top_k = options.get("top_k", 0)
     config._eos_token_tensor = None
     return target._get_logits_processor(
@@ -96,30 +94,22 @@ def draw_rounds(pair, prompt, processors, rows, drop_token=None):
     processor = ScoreProcessor(processors)
     config = drafter.config
     outputs = target(prompt, output_hidden_states=True)
-    features = torch.cat([outputs.hidden_states[i + 1] for i in config.target_layer_ids], -1)[
-        :, :-1
-    ]
+    features = torch.cat([outputs.hidden_states[i + 1] for i in config.target_layer_ids], -1)[:, :-1]
     anchor = prompt.shape[1] - 1
-    block_ids = torch.tensor(
-        [[int(prompt[0, -1])] + [config.mask_token_id] * (config.block_size - 1)]
-    )
+    block_ids = torch.tensor([[int(prompt[0, -1])] + [config.mask_token_id] * (config.block_size - 1)])
     hidden = drafter(
         drafter.embed_tokens(block_ids, target.get_input_embeddings()),
         torch.arange(anchor, anchor + config.block_size)[None],
         context_features=features,
         context_position_ids=torch.arange(anchor)[None],
     ).last_hidden_state.expand(rows, -1, -1)
-    base = drafter.base_logits(hidden[:1], target.get_output_embeddings(), torch.float32).expand(
-        rows, -1, -1
-    )
+    base = drafter.base_logits(hidden[:1], target.get_output_embeddings(), torch.float32).expand(rows, -1, -1)
     prefix = prompt.expand(rows, -1)
     block = draft_stage.draft_block(drafter, hidden, base, prefix, processor, do_sample=True)
     lengths = torch.full((rows,), config.block_size)
     if drop_token is not None:
         lengths[block.tokens[:, 0] == drop_token] = 0
-    logits = (
-        target(torch.cat([prefix, block.tokens], 1)).logits[:, -config.block_size - 1 :].float()
-    )
+    logits = target(torch.cat([prefix, block.tokens], 1)).logits[:, -config.block_size - 1 :].float()
     target_probs = law(processor.over_block(prefix, block.tokens, logits))
     acceptance = accept_sampled(
         block.tokens, block.draft_probs, target_probs, lengths,
@@ -184,9 +174,9 @@ def test_generate_follows_the_target_law(pair, name, request):
     torch.manual_seed(1)
     counts = Counter(
         tuple(
-            target.generate(
-                prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options
-            )[0, 6:].tolist()
+            target.generate(prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options)[
+                0, 6:
+            ].tolist()
         )
         for _ in range(700)
     )
@@ -205,30 +195,23 @@ def test_generate_follows_the_target_law_with_many_draws(pair, name, head):
     torch.manual_seed(2)
     counts = Counter(
         tuple(
-            target.generate(
-                prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options
-            )[0, 6:].tolist()
+            target.generate(prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options)[
+                0, 6:
+            ].tolist()
         )
         for _ in range(4000)
     )
-    assert (
-        p_value(counts, exact_law(target, prompt, processors_of(target, WARPERS[name]), 3)) > LEVEL
-    )
+    assert p_value(counts, exact_law(target, prompt, processors_of(target, WARPERS[name]), 3)) > LEVEL
 
 
 def test_control_plain_sampling_passes_and_another_temperature_fails(pair):
     target, _ = pair
     prompt = random_ids(6, vocab_size=VOCAB)
     torch.manual_seed(4)
-    rows = target.generate(prompt.expand(3000, -1), do_sample=True, top_k=0, max_new_tokens=3)[
-        :, 6:
-    ]
+    rows = target.generate(prompt.expand(3000, -1), do_sample=True, top_k=0, max_new_tokens=3)[:, 6:]
     counts = Counter(map(tuple, rows.tolist()))
     assert p_value(counts, exact_law(target, prompt, processors_of(target, {}), 3)) > LEVEL
-    assert (
-        p_value(counts, exact_law(target, prompt, processors_of(target, {"temperature": 0.7}), 3))
-        < 1e-6
-    )
+    assert p_value(counts, exact_law(target, prompt, processors_of(target, {"temperature": 0.7}), 3)) < 1e-6
 
 
 def test_seeded_sampling_repeats_itself(pair):
@@ -237,15 +220,11 @@ def test_seeded_sampling_repeats_itself(pair):
     runs = []
     for _ in range(2):
         torch.manual_seed(7)
-        runs.append(
-            target.generate(prompt, do_sample=True, max_new_tokens=20, assistant_model=drafter)
-        )
+        runs.append(target.generate(prompt, do_sample=True, max_new_tokens=20, assistant_model=drafter))
     assert torch.equal(*runs)
 
 
 def test_exact_law_sums_to_one(pair):
-    joint = exact_law(
-        pair[0], random_ids(6, vocab_size=VOCAB), processors_of(pair[0], {"top_p": 0.7}), 2
-    )
+    joint = exact_law(pair[0], random_ids(6, vocab_size=VOCAB), processors_of(pair[0], {"top_p": 0.7}), 2)
     assert sum(joint.values()) == pytest.approx(1.0)
     assert set(joint) == set(itertools.product(range(VOCAB), repeat=2))

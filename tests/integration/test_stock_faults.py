@@ -50,15 +50,11 @@ def test_1_only_new_tokens_with_a_used_cache_are_refused(target, drafter):
             max_new_tokens=4, cache=cache, assistant_model=drafter,
         )  # fmt: skip
     with pytest.raises(UnsupportedGenerationError, match="Pass the whole sequence"):
-        greedy(
-            target, random_ids(3, seed=5), max_new_tokens=4, cache=cache, assistant_model=drafter
-        )
+        greedy(target, random_ids(3, seed=5), max_new_tokens=4, cache=cache, assistant_model=drafter)
     assert cache.get_seq_length() == before
 
 
-@pytest.mark.parametrize(
-    "flags", [{"output_hidden_states": True}, {"output_attentions": True}, {}], ids=str
-)
+@pytest.mark.parametrize("flags", [{"output_hidden_states": True}, {"output_attentions": True}, {}], ids=str)
 def test_3_all_outputs_have_the_counts_and_values_of_plain_generation(flags):
     target = tiny_target()
     target.set_attn_implementation("eager")
@@ -120,9 +116,7 @@ def test_4_a_static_cache_of_exactly_the_needed_size_does_not_overflow(target):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_5_and_10_what_cannot_be_combined_is_refused_before_any_forward(
-    target, drafter, options, message
-):
+def test_5_and_10_what_cannot_be_combined_is_refused_before_any_forward(target, drafter, options, message):
     calls = []
     target.register_forward_pre_hook(lambda *args: calls.append(1))
     with pytest.raises(UnsupportedGenerationError, match=message):
@@ -209,9 +203,7 @@ def test_the_stock_loop_drafts_what_ours_drafts(target, monkeypatch):
         target, ids, max_new_tokens=30, assistant_model=drafter, return_dict_in_generate=True
     ).speculation.num_rounds
     forwards = []
-    monkeypatch.setattr(
-        GenerationMixin, "_assisted_decoding", GenerationMixin._assisted_decoding.__wrapped__
-    )
+    monkeypatch.setattr(GenerationMixin, "_assisted_decoding", GenerationMixin._assisted_decoding.__wrapped__)
     target.register_forward_pre_hook(lambda *args: forwards.append(1))
     greedy(target, ids, max_new_tokens=30, assistant_model=drafter)
     assert len(forwards) == rounds + 1

@@ -43,11 +43,7 @@ def test_end_token_at_every_offset(setup, offset):
 
 def test_the_offsets_cover_every_place_in_a_block(setup):
     target, ids, whole, drafter = setup
-    places = {
-        (offset - 2) % 8
-        for offset in OFFSETS
-        if offset > 1 and first_use(whole, offset) is not None
-    }
+    places = {(offset - 2) % 8 for offset in OFFSETS if offset > 1 and first_use(whole, offset) is not None}
     assert places == set(range(8))
 
 
@@ -67,9 +63,7 @@ class StopsAtLength(StoppingCriteria):
 def test_custom_criterion_sees_each_prefix_once_and_stops_there(setup, offset):
     target, ids, whole, drafter = setup
     plain, speculative = StopsAtLength(PROMPT + offset), StopsAtLength(PROMPT + offset)
-    expected = greedy(
-        target, ids, max_new_tokens=24, stopping_criteria=StoppingCriteriaList([plain])
-    )
+    expected = greedy(target, ids, max_new_tokens=24, stopping_criteria=StoppingCriteriaList([plain]))
     got = greedy(
         target,
         ids,
@@ -122,9 +116,7 @@ def test_stop_string_at_every_offset(tokenizer, prompt_length):
     words = tokenizer.convert_ids_to_tokens(whole[prompt_length:].tolist())
     stopped_after = set()
     for offset in range(2, 18):
-        stop = (
-            words[offset - 2][-1] + words[offset - 1]
-        )  # the end of one token and the whole next one
+        stop = words[offset - 2][-1] + words[offset - 1]  # the end of one token and the whole next one
         common = {"max_new_tokens": 24, "stop_strings": [stop], "tokenizer": tokenizer}
         expected = greedy(target, ids, **common)
         assert torch.equal(greedy(target, ids, assistant_model=drafter, **common), expected)
@@ -147,11 +139,7 @@ class Collects(BaseStreamer):
 @pytest.mark.parametrize("eos_offset", [None, 4, 9])
 def test_streamer_gets_one_token_at_a_time_and_nothing_behind_a_stop(setup, eos_offset):
     target, ids, whole, drafter = setup
-    eos = (
-        {}
-        if eos_offset is None
-        else {"eos_token_id": first_use(whole, eos_offset), "pad_token_id": 0}
-    )
+    eos = {} if eos_offset is None else {"eos_token_id": first_use(whole, eos_offset), "pad_token_id": 0}
     puts = []
     for extra in ({}, {"assistant_model": drafter}):
         streamer = Collects()

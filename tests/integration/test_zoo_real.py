@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dspark_hf import zoo
+from dspark_hf import prompts, zoo
 
 pytestmark = pytest.mark.real_model
 
@@ -38,13 +38,15 @@ def test_loaded_as_asked(target):
 
 
 def test_digits_are_single_tokens_also_after_spaces(tokenizer):
+    if not (Path(zoo.resolve(NAME)) / "zoo.json").exists():
+        pytest.skip("the target comes from the Hub: its tokenizer is not our conversion")
     # Without the digit step the two spaces would be two tokens, [216, 216], instead of one.
     assert tokenizer("a  12").input_ids == [81, 256, 33, 34]
 
 
 def test_chat_template_and_generation_prompt(tokenizer):
-    prompt = zoo.Prompt("x", ({"role": "user", "content": "Hello 42"},))
-    ids = zoo.encode_prompt(tokenizer, prompt)
+    prompt = prompts.Prompt("x", ({"role": "user", "content": "Hello 42"},))
+    ids = prompts.encode_prompt(tokenizer, prompt)
     assert ids.dtype == torch.int64
     text = tokenizer.decode(ids[0])
     assert text.startswith("<|im_start|>system\n")
@@ -52,11 +54,9 @@ def test_chat_template_and_generation_prompt(tokenizer):
 
 
 def test_greedy_answer_makes_sense(target, tokenizer):
-    [prompt] = [prompt for prompt in zoo.quickstart_prompts() if "JSON" in str(prompt.messages)]
-    ids = zoo.encode_prompt(tokenizer, prompt)
-    output = target.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False
-    )
+    [prompt] = [prompt for prompt in prompts.quickstart_prompts() if "JSON" in str(prompt.messages)]
+    ids = prompts.encode_prompt(tokenizer, prompt)
+    output = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
     answer = tokenizer.decode(output[0, ids.shape[1] :])
     assert '"name": "Ada"' in answer
     assert '"city": "Turin"' in answer

@@ -29,9 +29,7 @@ def accept(*args):
 def tv_of_round(vocab, num_slots, seed, *, accept=accept, length_of=None, zeros=0.0, sharpness=1.5):
     draft = random_laws(vocab, num_slots, seed, sharpness=sharpness, zeros=zeros)
     target = random_laws(vocab, num_slots, seed + 1000, sharpness=sharpness, zeros=zeros)
-    got = round_law(
-        accept, draft, target, vocab, num_slots, length_of or (lambda tokens: num_slots)
-    )
+    got = round_law(accept, draft, target, vocab, num_slots, length_of or (lambda tokens: num_slots))
     assert sum(got.values()) == pytest.approx(1.0, abs=1e-12)
     return total_variation(got, sequence_law(target, vocab, num_slots + 1))
 
@@ -56,10 +54,7 @@ def test_one_hot_draft_law_given_or_implied():
     vocab, num_slots = 3, 2
     target = random_laws(vocab, num_slots, 7)
     choice = random_laws(vocab, num_slots, 8)
-    draft = {
-        prefix: torch.nn.functional.one_hot(law.argmax(), vocab).double()
-        for prefix, law in choice.items()
-    }
+    draft = {prefix: torch.nn.functional.one_hot(law.argmax(), vocab).double() for prefix, law in choice.items()}
     expected = sequence_law(target, vocab, num_slots + 1)
 
     def without_table(tokens, draft_probs, *rest):
@@ -103,9 +98,7 @@ def value(prefix):
     return (hash((17, *prefix)) % 1000) / 1000
 
 
-@pytest.mark.parametrize(
-    "policy", [FullPolicy(), ThresholdPolicy(0.3), ThresholdPolicy(0.6)], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("policy", [FullPolicy(), ThresholdPolicy(0.3), ThresholdPolicy(0.6)], ids=lambda p: p.name)
 @pytest.mark.parametrize("seed", range(3))
 def test_policies_that_read_only_earlier_tokens_are_lossless(policy, seed):
     length_of = lengths_by(policy, lambda tokens, k: value((seed, *tokens[:k])), 3)
@@ -113,9 +106,7 @@ def test_policies_that_read_only_earlier_tokens_are_lossless(policy, seed):
 
 
 def test_control_confidence_that_reads_its_own_token_is_biased():
-    length_of = lengths_by(
-        ThresholdPolicy(0.5), lambda tokens, k: 0.9 if tokens[k] == 0 else 0.1, 3
-    )
+    length_of = lengths_by(ThresholdPolicy(0.5), lambda tokens, k: 0.9 if tokens[k] == 0 else 0.1, 3)
     assert tv_of_round(3, 3, 1, length_of=length_of) > 1e-2
 
 
@@ -124,16 +115,10 @@ def test_control_dropping_a_draft_for_what_it_is_is_biased():
 
 
 def test_control_residual_replaced_by_the_target_law_is_biased():
-    def without_residual(
-        tokens, draft_probs, target_probs, lengths, accept_uniforms, next_uniforms
-    ):
-        num_accepted, _ = accept(
-            tokens, draft_probs, target_probs, lengths, accept_uniforms, next_uniforms
-        )
+    def without_residual(tokens, draft_probs, target_probs, lengths, accept_uniforms, next_uniforms):
+        num_accepted, _ = accept(tokens, draft_probs, target_probs, lengths, accept_uniforms, next_uniforms)
         cumulative = target_probs[range(len(lengths)), num_accepted].cumsum(-1)
-        return num_accepted, torch.searchsorted(
-            cumulative, next_uniforms[:, None], right=True
-        ).squeeze(1).clamp(max=2)
+        return num_accepted, torch.searchsorted(cumulative, next_uniforms[:, None], right=True).squeeze(1).clamp(max=2)
 
     assert tv_of_round(3, 2, 1, accept=without_residual) > 1e-2
 
@@ -157,9 +142,7 @@ def test_greedy_keeps_the_run_of_matches_up_to_each_length():
 
 
 def test_greedy_without_drafts():
-    acceptance = accept_greedy(
-        torch.empty(2, 0, dtype=torch.long), torch.tensor([[3], [8]]), torch.tensor([0, 0])
-    )
+    acceptance = accept_greedy(torch.empty(2, 0, dtype=torch.long), torch.tensor([[3], [8]]), torch.tensor([0, 0]))
     assert acceptance.num_accepted.tolist() == [0, 0]
     assert acceptance.next_token.tolist() == [3, 8]
 
@@ -207,6 +190,4 @@ def test_v12_label():
 
 def test_v17_expected_tau():
     for gamma, tau in ((5, 3.68928), (7, 4.1611392)):
-        assert float(expected_tau(torch.full((gamma,), 0.8, dtype=torch.float64))) == pytest.approx(
-            tau, abs=1e-9
-        )
+        assert float(expected_tau(torch.full((gamma,), 0.8, dtype=torch.float64))) == pytest.approx(tau, abs=1e-9)

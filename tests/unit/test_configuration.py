@@ -70,9 +70,7 @@ def test_from_target_takes_the_text_part_and_the_full_attention_rope_of_gemma3()
 
 
 def test_overrides_win(target_config):
-    config = DSparkConfig.from_target(
-        target_config, num_hidden_layers=3, target_layer_ids=[-1, 2], mask_token_id=5
-    )
+    config = DSparkConfig.from_target(target_config, num_hidden_layers=3, target_layer_ids=[-1, 2], mask_token_id=5)
     assert (config.num_hidden_layers, config.target_layer_ids, config.mask_token_id) == (
         3,
         [-1, 2],

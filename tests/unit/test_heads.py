@@ -37,9 +37,7 @@ def test_v13_markov_law_for_each_previous_token():
 
 
 def test_v14_recurrent_state_and_bias():
-    head = build_sequential_head(
-        minimal(vocab_size=2, mask_token_id=1, markov_rank=1, markov_head_type="rnn")
-    )
+    head = build_sequential_head(minimal(vocab_size=2, mask_token_id=1, markov_rank=1, markov_head_type="rnn"))
     joint = torch.tensor([[0.2, 0.4, 0.1], [0.3, -0.5, 0.6], [0.1, 0.2, 0.3]])
     head.load_state_dict(
         {
@@ -66,9 +64,7 @@ def test_gated_head_equals_its_formula():
     bias, state = head.step(head.embed(previous), hidden, head.start(2))
     for row in range(2):
         embedding = head.markov_w1.weight[previous[row]]
-        gate = torch.sigmoid(
-            head.gate_proj.weight @ torch.cat([hidden[row], embedding]) + head.gate_proj.bias
-        )
+        gate = torch.sigmoid(head.gate_proj.weight @ torch.cat([hidden[row], embedding]) + head.gate_proj.bias)
         assert torch.allclose(bias[row], head.markov_w2.weight @ (gate * embedding), atol=1e-6)
     assert state is None
 

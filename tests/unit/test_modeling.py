@@ -6,7 +6,7 @@ from reference import block_hidden, double_weights
 from tiny import tiny_drafter, tiny_target
 from transformers import AutoConfig, AutoModel
 
-from dspark_hf import DSparkConfig, DSparkDraftModel
+from dspark_hf import CheckpointFormatError, DSparkConfig, DSparkDraftModel
 from dspark_hf.model.context_cache import DraftContextCache
 
 GQA = [(4, 4), (4, 2), (4, 1)]  # query heads, key/value heads
@@ -41,9 +41,7 @@ def test_block_forward_equals_the_slow_reference(length, heads, kv_heads, attent
     context = features(drafter, length)
     block = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(9))
     got = run_block(drafter, block, context, 0, length, DraftContextCache(2))
-    expected = block_hidden(
-        double_weights(drafter), drafter.config, context[0].double(), block[0].double(), length
-    )
+    expected = block_hidden(double_weights(drafter), drafter.config, context[0].double(), block[0].double(), length)
     assert (got - expected).abs().max() < 1e-5
 
 
@@ -56,9 +54,7 @@ def test_rounds_with_partial_acceptance_equal_the_slow_reference():
     for round_idx, num_committed in enumerate([3, 1, 5, 2, 4]):
         block = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(round_idx))
         got = run_block(drafter, block, everything[:, start:anchor], start, anchor, cache)
-        expected = block_hidden(
-            weights, drafter.config, everything[0, :anchor].double(), block[0].double(), anchor
-        )
+        expected = block_hidden(weights, drafter.config, everything[0, :anchor].double(), block[0].double(), anchor)
         assert (got - expected).abs().max() < 1e-5
         start, anchor = anchor, anchor + num_committed
     assert cache.length == start
@@ -72,9 +68,7 @@ def test_context_projected_in_chunks_equals_context_projected_at_once():
     cache = DraftContextCache(2)
     for start in (0, 13):
         drafter.extend_cache(context[:, start : start + 13], positions(start, 13), cache)
-    assert torch.allclose(
-        run_block(drafter, block, context[:, 26:], 26, 40, cache), whole, atol=1e-6
-    )
+    assert torch.allclose(run_block(drafter, block, context[:, 26:], 26, 40, cache), whole, atol=1e-6)
 
 
 def test_without_a_cache_the_given_context_is_the_whole_context():
@@ -125,17 +119,10 @@ def test_save_and_load_keep_every_tensor_and_only_what_was_trained(tmp_path):
     drafter = tiny_drafter(tiny_target(), markov_head_type="rnn")
     drafter.save_pretrained(tmp_path)
     again = DSparkDraftModel.from_pretrained(tmp_path)
-    assert not [
-        name for name in drafter.state_dict() if "embed_tokens" in name or "lm_head" in name
-    ]
+    assert not [name for name in drafter.state_dict() if "embed_tokens" in name or "lm_head" in name]
     assert drafter.state_dict().keys() == again.state_dict().keys()
-    assert all(
-        torch.equal(tensor, again.state_dict()[name])
-        for name, tensor in drafter.state_dict().items()
-    )
-    assert drafter.config.to_dict() | {"_name_or_path": ""} == again.config.to_dict() | {
-        "_name_or_path": ""
-    }
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in drafter.state_dict().items())
+    assert drafter.config.to_dict() | {"_name_or_path": ""} == again.config.to_dict() | {"_name_or_path": ""}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
@@ -197,21 +184,43 @@ def test_scaled_rope_changes_the_result(rope):
 def test_logits_get_the_multiplier_and_the_soft_cap_of_the_target():
     target = tiny_target()
     plain = tiny_drafter(target)
-    treated = tiny_drafter(
-        target, logit_multiplier=0.5, final_logit_softcapping=2.0, embedding_multiplier=3.0
-    )
+    treated = tiny_drafter(target, logit_multiplier=0.5, final_logit_softcapping=2.0, embedding_multiplier=3.0)
     hidden, head = torch.randn(1, 4, 32), target.get_output_embeddings()
     raw = plain.base_logits(hidden, head, torch.float32)
-    assert torch.allclose(
-        treated.base_logits(hidden, head, torch.float32), 2 * torch.tanh(raw * 0.5 / 2)
-    )
+    assert torch.allclose(treated.base_logits(hidden, head, torch.float32), 2 * torch.tanh(raw * 0.5 / 2))
     ids, embedding = torch.tensor([[1, 2]]), target.get_input_embeddings()
-    assert torch.allclose(
-        treated.embed_tokens(ids, embedding), 3 * plain.embed_tokens(ids, embedding)
-    )
+    assert torch.allclose(treated.embed_tokens(ids, embedding), 3 * plain.embed_tokens(ids, embedding))
 
 
 def test_a_drafter_cannot_generate_alone():
     assert not DSparkDraftModel.can_generate()
     with pytest.raises(NotImplementedError, match="borrows its target's embedding"):
         tiny_drafter(tiny_target()).get_input_embeddings()
+
+
+def test_a_checkpoint_without_some_weights_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    tiny_drafter(tiny_target()).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["fc.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointFormatError, match=r"lacks 1 .*fc\.weight"):
+        DSparkDraftModel.from_pretrained(tmp_path)
+    tensors["fc.weight"] = torch.zeros(3, 3)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises((CheckpointFormatError, RuntimeError)):
+        DSparkDraftModel.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_config_is_named(tmp_path):
+    with pytest.raises((CheckpointFormatError, OSError), match=r"config\.json"):
+        DSparkDraftModel.from_pretrained(tmp_path)
+
+
+def test_loading_info_can_be_asked_for(tmp_path):
+    tiny_drafter(tiny_target()).save_pretrained(tmp_path)
+    drafter, info = DSparkDraftModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert isinstance(drafter, DSparkDraftModel)
+    assert not info["missing_keys"]

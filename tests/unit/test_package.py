@@ -16,7 +16,7 @@ ORDER = [
     ["model."],
     ["modeling_dspark"],
     ["decoding."],
-    ["zoo"],
+    ["prompts", "zoo"],
     ["evaluation."],
     [""],  # the package's __init__
 ]
@@ -24,9 +24,7 @@ ORDER = [
 
 def rank(module):
     for position, group in enumerate(ORDER):
-        if any(
-            module == name or (name.endswith(".") and module.startswith(name)) for name in group
-        ):
+        if any(module == name or (name.endswith(".") and module.startswith(name)) for name in group):
             return position
     raise AssertionError(f"{module!r} has no place in the order of imports")
 
@@ -70,18 +68,12 @@ def test_public_names_are_sorted_exist_and_are_documented():
         value = getattr(dspark_hf, name)
         if name != "__version__":
             assert inspect.getdoc(value), f"{name} has no docstring"
-    public = {
-        n for n, v in vars(dspark_hf).items() if not n.startswith("_") and not inspect.ismodule(v)
-    }
+    public = {n for n, v in vars(dspark_hf).items() if not n.startswith("_") and not inspect.ismodule(v)}
     assert public - {"AutoConfig", "AutoModel"} <= set(names)
 
 
 def test_readme_mentions_every_public_name():
     readme = (SOURCE.parents[1] / "README.md").read_text()
     architecture = (SOURCE.parents[1] / "ARCHITECTURE.md").read_text()
-    missing = [
-        name
-        for name in dspark_hf.__all__
-        if name not in readme + architecture and name != "__version__"
-    ]
+    missing = [name for name in dspark_hf.__all__ if name not in readme + architecture and name != "__version__"]
     assert not missing

@@ -36,9 +36,7 @@ def test_full_verifies_everything():
     assert schedule(FullPolicy(), block(2, 5), Confidence(None, None)).tolist() == [5, 5]
 
 
-@pytest.mark.parametrize(
-    ("threshold", "expected"), [(0.0, 4), (0.5, 2), (0.6, 1), (0.95, 0), (1.0, 0)]
-)
+@pytest.mark.parametrize(("threshold", "expected"), [(0.0, 4), (0.5, 2), (0.6, 1), (0.95, 0), (1.0, 0)])
 def test_threshold_cuts_at_the_first_slot_below_it(threshold, expected):
     values = confidence([[0.9, 0.5, 0.4, 0.99]])
     assert schedule(ThresholdPolicy(threshold), block(1, 4), values).tolist() == [expected]
@@ -80,16 +78,9 @@ def test_without_a_word_the_drafters_defaults_hold():
 
 
 def test_the_call_wins():
-    got = settings(
-        num_assistant_tokens=2, verification_policy="threshold", assistant_confidence_threshold=0.9
-    )
+    got = settings(num_assistant_tokens=2, verification_policy="threshold", assistant_confidence_threshold=0.9)
     assert (got.num_draft_tokens, got.policy.threshold) == (2, 0.9)
-    assert (
-        settings(
-            drafter={"verification_policy": "threshold"}, verification_policy="full"
-        ).policy.name
-        == "full"
-    )
+    assert settings(drafter={"verification_policy": "threshold"}, verification_policy="full").policy.name == "full"
 
 
 def test_more_tokens_than_the_block_are_capped_with_a_warning(caplog):

@@ -52,19 +52,13 @@ def test_a_library_that_wraps_on_top_survives_uninstall(monkeypatch):
     monkeypatch.setattr(GenerationMixin, "_assisted_decoding", on_top)
     target, ids = tiny_target(), random_ids(5)
     expected = greedy(target, ids, max_new_tokens=6)
-    assert torch.equal(
-        greedy(target, ids, max_new_tokens=6, assistant_model=tiny_drafter(target)), expected
-    )
+    assert torch.equal(greedy(target, ids, max_new_tokens=6, assistant_model=tiny_drafter(target)), expected)
     dspark_hf.uninstall()
     assert GenerationMixin._assisted_decoding is on_top
-    assert torch.equal(
-        greedy(target, ids, max_new_tokens=6, assistant_model=tiny_target(seed=1)), expected
-    )
+    assert torch.equal(greedy(target, ids, max_new_tokens=6, assistant_model=tiny_target(seed=1)), expected)
     dspark_hf.install()
     assert GenerationMixin._assisted_decoding is on_top
-    assert torch.equal(
-        greedy(target, ids, max_new_tokens=6, assistant_model=tiny_drafter(target)), expected
-    )
+    assert torch.equal(greedy(target, ids, max_new_tokens=6, assistant_model=tiny_drafter(target)), expected)
     assert len(calls) == 3
 
 
@@ -92,9 +86,7 @@ def test_a_drafter_is_told_by_its_marker_not_its_class():
         def __call__(self, *args, **kwargs):
             return drafter(*args, **kwargs)
 
-    output = greedy(
-        target, ids, max_new_tokens=6, assistant_model=Remote(), return_dict_in_generate=True
-    )
+    output = greedy(target, ids, max_new_tokens=6, assistant_model=Remote(), return_dict_in_generate=True)
     assert output.speculation.num_rounds > 0
 
 
@@ -106,9 +98,7 @@ def test_a_generation_config_carries_the_policy(tmp_path):
     target = tiny_target()
     greedy_config = GenerationConfig(verification_policy="best", max_new_tokens=6)
     with pytest.raises(ValueError, match="verification_policy must be one of"):
-        target.generate(
-            random_ids(5), generation_config=greedy_config, assistant_model=tiny_drafter(target)
-        )
+        target.generate(random_ids(5), generation_config=greedy_config, assistant_model=tiny_drafter(target))
 
 
 def test_a_missing_method_or_parameter_names_the_versions_that_work(monkeypatch):

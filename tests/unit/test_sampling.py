@@ -19,9 +19,7 @@ def test_inversion_gives_each_token_its_share():
 
 @settings(max_examples=200, deadline=None)
 @given(
-    weights=st.lists(
-        st.sampled_from([0.0, 1e-30, 1e-8, 0.1, 1.0, 7.0]), min_size=1, max_size=8
-    ).filter(any),
+    weights=st.lists(st.sampled_from([0.0, 1e-30, 1e-8, 0.1, 1.0, 7.0]), min_size=1, max_size=8).filter(any),
     point=st.floats(0, 1, exclude_max=True),
 )
 def test_a_drawn_token_is_possible(weights, point):
@@ -77,9 +75,7 @@ def test_a_block_is_processed_as_token_by_token(name):
     got = ScoreProcessor(processors).over_block(prefix, drafts, logits)
     ids = torch.cat([prefix, drafts], dim=1)
     for i in range(4):
-        assert torch.allclose(
-            got[:, i], processors(ids[:, : 6 + i], before[:, i].clone()), atol=0, rtol=0
-        )
+        assert torch.allclose(got[:, i], processors(ids[:, : 6 + i], before[:, i].clone()), atol=0, rtol=0)
     assert torch.equal(logits, before)
 
 

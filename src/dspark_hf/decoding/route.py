@@ -59,7 +59,8 @@ def uninstall() -> None:
     _is_enabled = False
     for name in ("_validate_generation_mode", "_get_candidate_generator", "_assisted_decoding"):
         method = getattr(GenerationMixin, name)
-        if method is not None and getattr(method, _ROUTE_MARK, None) is method:
+        is_on_top = getattr(method, _ROUTE_MARK, None) is method
+        if is_on_top:
             setattr(GenerationMixin, name, method.__wrapped__)
     if "verification_policy" in vars(GenerationConfig):
         del GenerationConfig.verification_policy  # type: ignore[attr-defined]

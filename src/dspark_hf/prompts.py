@@ -1,0 +1,130 @@
+"""Prompts: the few that ship with the package, JSONL files of them, and their token ids.
+
+Nothing heavy is imported: torch and transformers come with the tokenizer that is passed in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import DSparkError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Prompt", "PromptFileError", "encode_prompt", "load_prompts", "quickstart_prompts"]
+
+
+class PromptFileError(DSparkError, ValueError):
+    """A prompt file cannot be read; the message names the file and the line."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request: an id and the chat messages, `{"role": ..., "content": ...}`, to be answered."""
+
+    id: str
+    messages: tuple[Mapping[str, str], ...]
+
+
+def quickstart_prompts() -> list[Prompt]:
+    """The short prompts shipped with the package: arithmetic, code, translation and so on."""
+    text = resources.files("dspark_hf").joinpath("data/quickstart_prompts.jsonl")
+    return _parse_prompts(text.read_text(encoding="utf-8"), Path("quickstart_prompts.jsonl"))
+
+
+def load_prompts(path: str | Path) -> list[Prompt]:
+    """Reads prompts from a JSONL file, one object a line; blank lines are skipped.
+
+    An object holds exactly one of `prompt` (a string), `messages` (chat messages, the last not the
+    assistant's) and `turns` (user turns; later ones answer what a model said, so only the first is
+    kept). `id` is optional, by default file name and line number, and unique. Other keys are
+    ignored.
+
+    Raises:
+        PromptFileError: The file cannot be read, has no prompt or has a bad line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptFileError(f"cannot read prompts from {path}: {error}") from error
+    return _parse_prompts(text, path)
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> torch.LongTensor:
+    """Token ids [1, L] of a prompt, ready for the answer to follow.
+
+    The tokenizer's chat template is applied, generation prompt added; a tokenizer without one
+    encodes the contents of the messages, one a line.
+    """
+    if tokenizer.chat_template:
+        messages = [dict(message) for message in prompt.messages]
+        encoded: Any = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+    else:
+        text = "\n".join(message["content"] for message in prompt.messages)
+        encoded = tokenizer(text, return_tensors="pt")
+    ids: torch.LongTensor = encoded["input_ids"]
+    return ids
+
+
+def _parse_prompts(text: str, path: Path) -> list[Prompt]:
+    prompts: dict[str, Prompt] = {}
+    # Not splitlines(): JSON strings may hold the other line breaks that it knows.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            prompt = _parse_prompt(json.loads(line), default_id=f"{path.stem}/{number}")
+            if prompt.id in prompts:
+                raise ValueError(f"id {prompt.id!r} was used before")
+        except ValueError as error:
+            raise PromptFileError(f"{path}, line {number}: {error}") from error
+        prompts[prompt.id] = prompt
+    if not prompts:
+        raise PromptFileError(f"{path} holds no prompt: it needs one JSON object a line")
+    return list(prompts.values())
+
+
+def _parse_prompt(record: object, default_id: str) -> Prompt:
+    """One line as a Prompt, or ValueError saying what is wrong with it."""
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, got {type(record).__name__}")
+    prompt_id = record.get("id", default_id)
+    if not isinstance(prompt_id, str) or not prompt_id:
+        raise ValueError(f"`id` must be a non-empty string, got {prompt_id!r}")
+    keys = [key for key in ("turns", "messages", "prompt") if key in record]
+    if len(keys) != 1:
+        found = " and ".join(f"`{key}`" for key in keys) or "none of them"
+        raise ValueError(f"needs exactly one of `turns`, `messages`, `prompt`, has {found}")
+    if keys == ["messages"]:
+        return Prompt(prompt_id, _parse_messages(record["messages"]))
+    value = record[keys[0]]
+    if keys == ["turns"]:
+        if not isinstance(value, list) or not all(isinstance(turn, str) for turn in value):
+            raise ValueError(f"`turns` must be a list of strings, got {value!r}")
+        value = value[0] if value else ""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"`{keys[0]}` must hold text, got {record[keys[0]]!r}")
+    return Prompt(prompt_id, ({"role": "user", "content": value},))
+
+
+def _parse_messages(value: object) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"`messages` must be a non-empty list, got {value!r}")
+    messages = []
+    for message in value:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise ValueError(f"a message needs the strings `role` and `content`, got {message!r}")
+        messages.append({"role": message["role"], "content": message["content"]})
+    if messages[-1]["role"] == "assistant":
+        raise ValueError("the last message is the assistant's: there is nothing to answer")
+    return tuple(messages)
