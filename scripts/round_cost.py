@@ -64,7 +64,7 @@ def main() -> None:
     watch.watch(drafter.markov_head.markov_w2, "sequential head")
 
     prompts = [encode_prompt(tokenizer, prompt) for prompt in quickstart_prompts()[: arguments.num_prompts]]
-    print(f"SmolLM2-135M-Instruct, {arguments.dtype}, {torch.get_num_threads()} threads, gamma {config.block_size}, ")
+    print(f"SmolLM2-135M-Instruct, {arguments.dtype}, {torch.get_num_threads()} threads, gamma {config.block_size},")
     print(f"{config.num_hidden_layers} draft layers, rank {config.markov_rank}, {len(prompts)} prompts")
     for mode, options in (("greedy", {"do_sample": False}), ("temperature 1", {"do_sample": True, "top_k": 0})):
         run(mode, options, target, drafter, watch, prompts, arguments)
@@ -79,12 +79,16 @@ def run(mode, options, target, drafter, watch, prompts, arguments) -> None:  # n
         report = target.generate(ids, max_new_tokens=arguments.max_new_tokens, **common).speculation
         parts = dict(watch.seconds)
         parts["target forward"] -= report.prefill_s  # the prompt's forward is not part of a round
-        round_s = report.total_s - report.prefill_s
-        parts["rest"] = round_s - sum(parts.values())
+        drafting_s = parts["draft backbone"] + parts["draft head"] + parts["sequential head"]
+        parts["rest: drafting"] = report.draft_s - drafting_s
+        parts["rest: verifying"] = report.verify_s - parts["target forward"]
+        parts["rest: accepting"] = report.accept_s
+        parts["rest: other"] = report.other_s
+        parts["rest"] = sum(seconds for name, seconds in parts.items() if name.startswith("rest"))
+        parts["round"] = report.total_s - report.prefill_s
         rows.append({name: 1e3 * seconds / report.num_rounds for name, seconds in parts.items()})
-        rows[-1]["round"] = 1e3 * round_s / report.num_rounds
     print(f"\n{mode}: ms per round, median of {len(rows)} runs")
-    for name in ("target forward", "draft backbone", "draft head", "sequential head", "rest", "round"):
+    for name in rows[0]:
         print(f"  {name:16s} {statistics.median(row[name] for row in rows):8.2f}")
     columns = {name: [row[name] for row in rows] for name in ("rest", "round")}
     share = bootstrap(columns, lambda sums: 100 * sums["rest"] / sums["round"], seed=0)

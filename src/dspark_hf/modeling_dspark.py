@@ -86,9 +86,10 @@ class DSparkDraftModel(PreTrainedModel):
             CheckpointFormatError: the folder is no drafter that this release reads, or lacks weights.
             DSparkConfigError: its config breaks a rule.
         """
-        drafter, info = super().from_pretrained(
+        loaded: Any = super().from_pretrained(
             pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
         )
+        drafter, info = loaded
         # transformers fills what is missing or of another shape with random numbers, and goes on.
         absent = sorted({*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])})
         if absent:

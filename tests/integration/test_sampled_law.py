@@ -17,6 +17,8 @@ from transformers.generation.logits_process import LogitsProcessorList
 from dspark_hf.decoding import draft as draft_stage
 from dspark_hf.decoding.accept import accept_sampled
 from dspark_hf.decoding.sampling import ScoreProcessor, draw_uniforms, law
+from dspark_hf.decoding.schedule import FullPolicy, schedule
+from dspark_hf.decoding.types import Confidence
 
 VOCAB = 5
 LEVEL = 1e-3
@@ -106,7 +108,7 @@ def draw_rounds(pair, prompt, processors, rows, drop_token=None):
     base = drafter.base_logits(hidden[:1], target.get_output_embeddings(), torch.float32).expand(rows, -1, -1)
     prefix = prompt.expand(rows, -1)
     block = draft_stage.draft_block(drafter, hidden, base, prefix, processor, do_sample=True)
-    lengths = torch.full((rows,), config.block_size)
+    lengths = schedule(FullPolicy(), block, Confidence(None, None))
     if drop_token is not None:
         lengths[block.tokens[:, 0] == drop_token] = 0
     logits = target(torch.cat([prefix, block.tokens], 1)).logits[:, -config.block_size - 1 :].float()
@@ -159,6 +161,22 @@ def test_rows_follow_the_target_law(pair, name):
         mass = sum(p for key, p in both.items() if key[0] == first)
         conditional = {key: p / mass for key, p in both.items() if key[0] == first}
         assert p_value(seconds, conditional) > LEVEL
+
+
+def test_a_token_that_breaks_the_drafter_does_not_bias_the_law(pair):
+    target, _ = pair
+    drafter = tiny_drafter(target, block_size=3, num_hidden_layers=1)
+    with torch.no_grad():
+        drafter.markov_head.markov_w1.weight[2] = float("nan")
+    prompt = random_ids(6, vocab_size=VOCAB, seed=8)
+    assert int(prompt[0, -1]) != 2, "the anchor itself must not break the drafter"
+    torch.manual_seed(5)
+    tokens, acceptance, target_probs = draw_rounds((target, drafter), prompt, LogitsProcessorList(), 20_000)
+    counts = Counter()
+    for drawn, count in two_tokens(tokens, acceptance, target_probs).items():
+        counts[drawn[:1]] += count
+    assert acceptance.num_accepted[tokens[:, 0] == 2].max() == 1
+    assert p_value(counts, exact_law(target, prompt, LogitsProcessorList(), 1)) > LEVEL
 
 
 def test_control_dropping_a_draft_by_its_value_is_caught_at_this_sample_size(pair):

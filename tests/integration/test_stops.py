@@ -9,12 +9,14 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from transformers.generation.streamers import BaseStreamer
 
 PROMPT = 5
+# Seeds whose greedy texts use a new token at every place of a block.
+SEEDS = {"qwen3": 0, "llama": 1}
 OFFSETS = range(1, 18)  # two blocks of 7 drafts and more
 
 
-@pytest.fixture(scope="module")
-def setup():
-    target, ids = tiny_target(), random_ids(PROMPT)
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def setup(request):
+    target, ids = tiny_target(request.param, seed=SEEDS[request.param]), random_ids(PROMPT)
     whole = greedy(target, ids, max_new_tokens=40)[0]
     return target, ids, whole, OracleDrafter.for_target(target, whole, hit_rate=1.0)
 
@@ -25,8 +27,9 @@ def first_use(whole, offset):
     return new[offset - 1] if new[offset - 1] not in new[: offset - 1] else None
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("offset", OFFSETS)
-def test_end_token_at_every_offset(setup, offset):
+def test_end_token_at_every_offset(setup, offset, cache):
     target, ids, whole, drafter = setup
     eos = first_use(whole, offset)
     eos = [eos] if eos is not None else []
@@ -34,7 +37,7 @@ def test_end_token_at_every_offset(setup, offset):
     expected = greedy(target, ids, max_new_tokens=24, eos_token_id=eos, pad_token_id=0)
     output = greedy(
         target, ids, max_new_tokens=24, eos_token_id=eos, pad_token_id=0, assistant_model=drafter,
-        return_dict_in_generate=True, output_scores=True,
+        return_dict_in_generate=True, output_scores=True, cache_implementation=cache,
     )  # fmt: skip
     assert torch.equal(output.sequences, expected)
     assert len(output.scores) == expected.shape[1] - PROMPT

@@ -105,6 +105,20 @@ def test_policies_that_read_only_earlier_tokens_are_lossless(policy, seed):
     assert tv_of_round(3, 3, seed, length_of=length_of) < 1e-12
 
 
+BROKEN = 1  # a token after which the drafter's numbers are NaN
+
+
+def test_cutting_at_a_slot_that_is_broken_by_an_earlier_token_is_lossless():
+    def length_of(tokens):
+        return next((k for k in range(3) if k > 0 and tokens[k - 1] == BROKEN), 3)
+
+    assert tv_of_round(3, 3, 1, length_of=length_of) < 1e-12
+
+
+def test_control_giving_up_a_block_because_a_later_slot_is_broken_is_biased():
+    assert tv_of_round(3, 3, 1, length_of=lambda tokens: 0 if BROKEN in tokens[:2] else 3) > 1e-2
+
+
 def test_control_confidence_that_reads_its_own_token_is_biased():
     length_of = lengths_by(ThresholdPolicy(0.5), lambda tokens, k: 0.9 if tokens[k] == 0 else 0.1, 3)
     assert tv_of_round(3, 3, 1, length_of=length_of) > 1e-2

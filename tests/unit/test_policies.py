@@ -15,8 +15,8 @@ from dspark_hf.decoding.types import Confidence, DraftBlock
 CPU = torch.device("cpu")
 
 
-def block(rows, slots, is_usable=None):
-    usable = torch.ones(rows, dtype=torch.bool) if is_usable is None else torch.tensor(is_usable)
+def block(rows, slots, num_usable=None):
+    usable = torch.full((rows,), slots) if num_usable is None else torch.tensor(num_usable)
     return DraftBlock(torch.zeros(rows, slots, dtype=torch.long), None, None, usable)
 
 
@@ -42,11 +42,9 @@ def test_threshold_cuts_at_the_first_slot_below_it(threshold, expected):
     assert schedule(ThresholdPolicy(threshold), block(1, 4), values).tolist() == [expected]
 
 
-def test_rows_with_broken_numbers_are_not_verified():
-    assert schedule(FullPolicy(), block(2, 3, [True, False]), Confidence(None, None)).tolist() == [
-        3,
-        0,
-    ]
+def test_nothing_is_verified_from_the_first_broken_slot_on():
+    lengths = schedule(FullPolicy(), block(3, 3, [3, 0, 2]), Confidence(None, None))
+    assert lengths.tolist() == [3, 0, 2]
 
 
 @pytest.mark.parametrize("policy", [FullPolicy(), ThresholdPolicy(0.4)], ids=lambda p: p.name)

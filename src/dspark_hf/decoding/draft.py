@@ -38,7 +38,7 @@ def draft_block(
     tokens: list[Tensor] = []
     laws: list[Tensor] = []
     embeddings: list[Tensor] = []
-    is_usable = torch.ones(rows, dtype=torch.bool, device=base_logits.device)
+    usable: list[Tensor] = []
     for slot in range(num_slots):
         logits = base_logits[:, slot]
         if head is not None:
@@ -47,28 +47,30 @@ def draft_block(
             bias, state = head.step(embedding, hidden[:, slot], state)
             logits = logits + bias
         # A sum is non-finite as soon as one term is; far cheaper than a test of each entry.
-        is_usable = is_usable & logits.sum(dim=-1).isfinite()
+        is_usable = logits.sum(dim=-1).isfinite()
         scores = processor.at_slot(prefix_ids, logits.to(prefix_ids.device))
         if uniforms is None:
             previous = scores.argmax(dim=-1)
         else:
             probs = law(scores)
             is_usable = is_usable & probs.sum(dim=-1).isfinite()
-            # Where the numbers are broken any law will do: nothing of this row is verified.
+            # Where the numbers are broken any law will do: this slot is not verified.
             probs = torch.where(is_usable[:, None], probs, 1.0)
             previous = sample(probs, uniforms[slot])
             laws.append(probs)
         tokens.append(previous)
+        usable.append(is_usable)
         if processor.reads_prefix:
             prefix_ids = torch.cat([prefix_ids, previous[:, None]], dim=1)
     confidence_logits = _confidence_logits(drafter, hidden, embeddings)
+    is_usable_slot = torch.stack(usable, dim=1)
     if confidence_logits is not None:
-        is_usable = is_usable & confidence_logits.isfinite().all(dim=-1)
+        is_usable_slot = is_usable_slot & confidence_logits.isfinite()
     return DraftBlock(
         tokens=torch.stack(tokens, dim=1),
         draft_probs=torch.stack(laws, dim=1) if laws else None,
         confidence_logits=confidence_logits,
-        is_usable=is_usable,
+        num_usable=is_usable_slot.long().cumprod(dim=-1).sum(dim=-1),
     )
 
 

@@ -132,7 +132,9 @@ class _Run:
 
     def _observe_prompt(self, outputs: Any) -> None:
         self.report.num_target_forwards += 1
-        self._generator.observe(outputs, _num_positions(outputs, self._generator.model_kwargs_overrides))
+        # Read off the captured hidden states: the logits of a prompt may cover its last position only.
+        num_positions = next(layer.shape[1] for layer in outputs.hidden_states if layer is not None)
+        self._generator.observe(outputs, num_positions)
 
     def _scheduled(self, proposal: Proposal | None) -> Tensor:
         """The drafts that go to verification, int64 `[1, width]`."""
@@ -177,11 +179,11 @@ class _Run:
     def _count(self, proposal: Proposal | None, width: int, num_accepted: int) -> None:
         num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
         self.report.count_round(num_drafted, width, num_accepted)
-        if width == 0 and proposal is not None and not bool(proposal.block.is_usable[0]):
+        if proposal is not None and int(proposal.block.num_usable[0]) < num_drafted:
             if self.report.num_unusable_drafts == 0:
                 logger.warning(
-                    "the drafter produced NaN or infinite numbers; such drafts are not verified (output is unaffected, "
-                    "speed is lost). Load the drafter in bfloat16 or float32"
+                    "the drafter produced NaN or infinite numbers; drafts from there on are not verified (output is "
+                    "unaffected, speed is lost). Load the drafter in bfloat16 or float32"
                 )
             self.report.num_unusable_drafts += 1
 
@@ -224,8 +226,3 @@ def _start_from_empty_cache(
         num_cached,
     )
     cache.reset()
-
-
-def _num_positions(outputs: Any, capture: dict[str, Any]) -> int:
-    """Positions of a forward, read off the captured hidden states; its logits may cover fewer."""
-    return next(int(layer.shape[1]) for layer in outputs.hidden_states if layer is not None)

@@ -26,7 +26,7 @@ class SpeculationReport:
         num_accepted: Draft tokens accepted, whether or not a stop then cut them off (bonus tokens not counted).
         verified_per_slot, accepted_per_slot: The same by slot, slot 1 first.
         reached_per_slot: Verified drafts whose predecessors were all accepted, by slot.
-        num_unusable_drafts: Rounds whose draft held NaN or infinity and was not verified.
+        num_unusable_drafts: Rounds whose draft was cut at a slot that held NaN or infinity.
         prefill_s, draft_s, verify_s, accept_s: Seconds in the prompt's forward, stages 1 to 3, stage 4 and stage 5.
         other_s: Seconds in stop checks, streaming and bookkeeping. On accelerators all of these are host times.
     """

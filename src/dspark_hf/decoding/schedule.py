@@ -51,7 +51,7 @@ class ThresholdPolicy:
 
 
 def schedule(policy: VerificationPolicy, block: DraftBlock, confidence: Confidence) -> Tensor:
-    """Drafts to verify per row, int64 `[rows]`; 0 where the block holds non-finite numbers."""
+    """Drafts to verify per row, int64 `[rows]`; none from the first slot on that holds non-finite numbers."""
     num_rows, num_slots = block.tokens.shape
     lengths = policy.lengths(confidence, num_rows, num_slots, block.tokens.device)
-    return lengths * block.is_usable
+    return torch.minimum(lengths, block.num_usable)

@@ -14,13 +14,14 @@ class DraftBlock:
         draft_probs: float32 `[rows, slots, vocab]`, the law after all logits processors; None when drafting was
             greedy, so that the law is one-hot at `tokens`.
         confidence_logits: float32 `[rows, slots]`, raw; None without a confidence head.
-        is_usable: bool `[rows]`; False where a draft or confidence logit was NaN or infinite.
+        num_usable: int64 `[rows]`, slots before the first whose logits or confidence were NaN or infinite. A slot's
+            numbers come from the tokens before it, so cutting there does not depend on the tokens that are kept.
     """
 
     tokens: Tensor
     draft_probs: Tensor | None
     confidence_logits: Tensor | None
-    is_usable: Tensor
+    num_usable: Tensor
 
 
 @dataclass(frozen=True)
