@@ -81,9 +81,9 @@ class OracleDrafter(DSparkDraftModel):
         self.position_of_anchor = int(position_ids[0, 0])
         return super().forward(inputs_embeds, position_ids, **kwargs)
 
-    def base_logits(self, hidden, target_head, head_dtype):
+    def base_logits(self, hidden, target_head):
         rows, slots, _ = hidden.shape
-        logits = torch.zeros(rows, slots, self.config.vocab_size)
+        logits = torch.zeros(rows, slots, self.config.vocab_size, device=hidden.device)
         for slot in range(slots):
             position = self.position_of_anchor + slot + 1
             if position < len(self.continuation):

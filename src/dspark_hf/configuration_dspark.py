@@ -9,16 +9,11 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .checkpoints.detect import to_dspark_config_dict
+from .config_rules import check_config
 from .errors import CheckpointFormatError, DSparkConfigError
 from .target_traits import derive_from_target
 
 logger = logging.getLogger(__name__)
-
-MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
-DRAFT_LAYOUTS = ("anchor_first",)
-DRAFT_LAYER_TYPES = ("full_attention",)
-ROPE_TYPES = ("default", "llama3", "yarn")
-VERIFICATION_POLICIES = ("full", "threshold")
 
 # Fields that may be absent from a config.json; every other one must be there, since a guess would load a drafter
 # that drafts nonsense without an error.
@@ -152,11 +147,7 @@ class DSparkConfig(PreTrainedConfig):
             raise DSparkConfigError(_unknown_argument_message(unknown, _field_names()))
         if self.layer_types is None:
             self.layer_types = ["full_attention"] * self.num_hidden_layers
-        self._check_sizes()
-        self._check_target_layers()
-        self._check_heads()
-        self._check_rope()
-        self._check_defaults_of_generation()
+        check_config(self)
         super().__post_init__(**kwargs)
 
     # -- construction -------------------------------------------------------------------------------------------
@@ -219,141 +210,6 @@ class DSparkConfig(PreTrainedConfig):
             logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)
         known = {key: value for key, value in config_dict.items() if key not in ignored}
         return super().from_dict(known, **kwargs)
-
-    # -- rules --------------------------------------------------------------------------------------------------
-
-    def _check_sizes(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "max_position_embeddings",
-            "num_target_layers",
-            "num_hidden_layers",
-            "block_size",
-        ):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "must be >= 1")
-        _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "must be even, RoPE turns pairs")
-        _require(
-            self.num_attention_heads % self.num_key_value_heads == 0,
-            "num_key_value_heads",
-            self.num_key_value_heads,
-            f"must divide num_attention_heads ({self.num_attention_heads})",
-        )
-        _require(
-            0 <= self.mask_token_id < self.vocab_size,
-            "mask_token_id",
-            self.mask_token_id,
-            f"must be a token id of the target, 0 to {self.vocab_size - 1}",
-        )
-        _require(self.rms_norm_eps > 0, "rms_norm_eps", self.rms_norm_eps, "must be > 0")
-        _require(
-            self.draft_layout in DRAFT_LAYOUTS,
-            "draft_layout",
-            self.draft_layout,
-            f"must be one of {DRAFT_LAYOUTS}",
-        )
-        cap = self.final_logit_softcapping
-        _require(
-            cap is None or cap > 0,
-            "final_logit_softcapping",
-            cap,
-            "must be > 0, or None for no cap",
-        )
-
-    def _check_target_layers(self) -> None:
-        ids = self.target_layer_ids
-        _require(len(ids) >= 1, "target_layer_ids", ids, "must name at least one target layer")
-        _require(
-            all(low < high for low, high in zip(ids, ids[1:], strict=False)),
-            "target_layer_ids",
-            ids,
-            "must be strictly increasing",
-        )
-        _require(
-            ids[0] >= -1 and ids[-1] <= self.num_target_layers - 2,
-            "target_layer_ids",
-            ids,
-            f"must lie between -1 (embedding output) and {self.num_target_layers - 2}; the target has "
-            f"{self.num_target_layers} layers and its last one is only available after the final norm",
-        )
-
-    def _check_heads(self) -> None:
-        _require(
-            self.markov_rank >= 0,
-            "markov_rank",
-            self.markov_rank,
-            "must be >= 0; 0 means no sequential head",
-        )
-        _require(
-            self.markov_head_type in MARKOV_HEAD_TYPES,
-            "markov_head_type",
-            self.markov_head_type,
-            f"must be one of {MARKOV_HEAD_TYPES}",
-        )
-        _require(
-            not (self.enable_confidence_head and self.confidence_head_with_markov and self.markov_rank == 0),
-            "confidence_head_with_markov",
-            self.confidence_head_with_markov,
-            "needs markov_rank >= 1, there is no embedding of the previous token at rank 0; set it to False",
-        )
-        layer_types = self.layer_types or []
-        _require(
-            len(layer_types) == self.num_hidden_layers,
-            "layer_types",
-            layer_types,
-            f"must have one entry per draft layer ({self.num_hidden_layers})",
-        )
-        _require(
-            all(kind in DRAFT_LAYER_TYPES for kind in layer_types),
-            "layer_types",
-            layer_types,
-            f"may only hold {DRAFT_LAYER_TYPES} in this release",
-        )
-        _require(
-            self.sliding_window is None,
-            "sliding_window",
-            self.sliding_window,
-            "must be None, since no draft layer is a sliding one",
-        )
-
-    def _check_rope(self) -> None:
-        rope_type = self.rope_parameters.get("rope_type", "default")
-        _require(
-            rope_type in ROPE_TYPES,
-            "rope_parameters['rope_type']",
-            rope_type,
-            f"must be one of {ROPE_TYPES}; pass rope_parameters={{'rope_type': 'default', 'rope_theta': ...}}",
-        )
-        theta = self.rope_parameters.get("rope_theta")
-        _require(
-            isinstance(theta, int | float) and theta > 0,
-            "rope_parameters['rope_theta']",
-            theta,
-            "must be a number > 0",
-        )
-
-    def _check_defaults_of_generation(self) -> None:
-        _require(
-            self.verification_policy in VERIFICATION_POLICIES,
-            "verification_policy",
-            self.verification_policy,
-            f"must be one of {VERIFICATION_POLICIES}",
-        )
-        _require(
-            0 <= self.confidence_threshold <= 1,
-            "confidence_threshold",
-            self.confidence_threshold,
-            "must be a probability, 0 to 1",
-        )
-
-
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise DSparkConfigError(f"{name} {rule}, got {value!r}")
 
 
 def _field_names() -> set[str]:

@@ -175,13 +175,15 @@ class DSparkDraftModel(PreTrainedModel):
         embedded: Tensor = embeddings.to(device=self.device, dtype=self.dtype)
         return embedded
 
-    def base_logits(self, hidden: Tensor, target_head: nn.Module, head_dtype: torch.dtype) -> Tensor:
+    def base_logits(self, hidden: Tensor, target_head: nn.Module) -> Tensor:
         """`U_k`: the target's head on `hidden` `[rows, T, hidden]`, as the target's forward treats its logits.
+
+        `hidden` comes in the dtype and on the device that the head computes in.
 
         Returns:
             float32 `[rows, T, vocab]` on the drafter's device.
         """
-        logits = target_head(hidden.to(head_dtype)).to(device=self.device, dtype=torch.float32)
+        logits = target_head(hidden).to(device=self.device, dtype=torch.float32)
         if self.config.logit_multiplier != 1.0:
             logits = logits * self.config.logit_multiplier
         if (cap := self.config.final_logit_softcapping) is not None:

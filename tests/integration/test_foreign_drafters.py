@@ -67,7 +67,7 @@ def check_logits(target, drafter, r, hidden, position):
         context_features=features,
         context_position_ids=torch.arange(position)[None],
     ).last_hidden_state
-    logits = drafter.base_logits(states, target.get_output_embeddings(), torch.float32)[0]
+    logits = drafter.base_logits(states, target.get_output_embeddings())[0]
     if drafter.markov_head is not None:
         previous = torch.tensor([r["anchor"], *r["draft_ids"][:-1]])
         bias, _ = drafter.markov_head.step(drafter.markov_head.embed(previous), states[0], None)

@@ -105,7 +105,7 @@ def draw_rounds(pair, prompt, processors, rows, drop_token=None):
         context_features=features,
         context_position_ids=torch.arange(anchor)[None],
     ).last_hidden_state.expand(rows, -1, -1)
-    base = drafter.base_logits(hidden[:1], target.get_output_embeddings(), torch.float32).expand(rows, -1, -1)
+    base = drafter.base_logits(hidden[:1], target.get_output_embeddings()).expand(rows, -1, -1)
     prefix = prompt.expand(rows, -1)
     block = draft_stage.draft_block(drafter, hidden, base, prefix, processor, do_sample=True)
     lengths = schedule(FullPolicy(), block, Confidence(None, None))

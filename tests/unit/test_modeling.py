@@ -186,8 +186,8 @@ def test_logits_get_the_multiplier_and_the_soft_cap_of_the_target():
     plain = tiny_drafter(target)
     treated = tiny_drafter(target, logit_multiplier=0.5, final_logit_softcapping=2.0, embedding_multiplier=3.0)
     hidden, head = torch.randn(1, 4, 32), target.get_output_embeddings()
-    raw = plain.base_logits(hidden, head, torch.float32)
-    assert torch.allclose(treated.base_logits(hidden, head, torch.float32), 2 * torch.tanh(raw * 0.5 / 2))
+    raw = plain.base_logits(hidden, head)
+    assert torch.allclose(treated.base_logits(hidden, head), 2 * torch.tanh(raw * 0.5 / 2))
     ids, embedding = torch.tensor([[1, 2]]), target.get_input_embeddings()
     assert torch.allclose(treated.embed_tokens(ids, embedding), 3 * plain.embed_tokens(ids, embedding))
 

@@ -12,7 +12,7 @@ SOURCE = Path(dspark_hf.__file__).parent
 ORDER = [
     ["errors", "_version"],
     ["_compat", "checkpoints.detect", "target_traits"],
-    ["configuration_dspark"],
+    ["configuration_dspark", "config_rules"],
     ["model."],
     ["modeling_dspark"],
     ["decoding."],

@@ -6,7 +6,7 @@ from tiny import tiny_target
 from transformers import GenerationConfig
 
 from dspark_hf import DSparkConfig, UnsupportedGenerationError
-from dspark_hf.configuration_dspark import VERIFICATION_POLICIES
+from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.calibrate import calibrate
 from dspark_hf.decoding.schedule import FullPolicy, ThresholdPolicy, schedule
 from dspark_hf.decoding.settings import resolve_settings

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 # Prompt tokens whose features are projected at once; bounds the memory of a long prompt.
 CONTEXT_CHUNK_TOKENS = 2048
 
+_PLAIN_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 class DSparkCandidateGenerator(CandidateGenerator):
     """Drafts for one running generation of one row.
@@ -56,7 +58,8 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._drafter = drafter
         self._embedding = target.get_input_embeddings()
         self._head = target.get_output_embeddings()
-        self._head_dtype = _float_dtype(self._head, target.dtype)
+        self._target_device = target.device
+        self._head_device, self._head_dtype = _where_it_computes(self._head, target)
         self._max_length: int = generation_config.max_length
         self._do_sample = bool(generation_config.do_sample)
         self._processor = ScoreProcessor(logits_processor)
@@ -109,7 +112,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         block = draft_block(
             self._drafter,
             hidden,
-            self._drafter.base_logits(hidden, self._head, self._head_dtype),
+            self._drafter.base_logits(hidden.to(self._head_device, self._head_dtype), self._head),
             ids,
             self._processor,
             do_sample=self._do_sample,
@@ -123,7 +126,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         Always the whole block, as in training, also when fewer slots are used.
         """
         device = self._drafter.device
-        block_ids = torch.cat([anchor, self._masks.to(anchor.device)], dim=1)
+        block_ids = torch.cat([anchor.to(self._target_device), self._masks.to(self._target_device)], dim=1)
         positions = torch.arange(block_ids.shape[1], device=device)[None] + self._num_observed
         pending, self._pending = self._pending, None
         pending_positions = None
@@ -189,14 +192,9 @@ class DSparkCandidateGenerator(CandidateGenerator):
         """Nothing to adapt: policies decide per round."""
 
 
-def _float_dtype(head: torch.nn.Module, fallback: torch.dtype) -> torch.dtype:
-    """The dtype the head computes in; a quantised head keeps integers and takes the target's dtype."""
+def _where_it_computes(head: torch.nn.Module, target: TargetModel) -> tuple[torch.device, torch.dtype]:
+    """Device and dtype that the head takes its input in; a quantised or offloaded one those of the target."""
     weight = getattr(head, "weight", None)
-    if isinstance(weight, Tensor) and weight.dtype in (
-        torch.float64,
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-    ):
-        return weight.dtype
-    return fallback
+    if isinstance(weight, Tensor) and weight.dtype in _PLAIN_DTYPES and weight.device.type != "meta":
+        return weight.device, weight.dtype
+    return target.device, target.dtype

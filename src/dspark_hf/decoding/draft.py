@@ -31,7 +31,8 @@ def draft_block(
         do_sample: False: take the best token of each slot's processed scores.
     """
     rows, num_slots, _ = base_logits.shape
-    uniforms = draw_uniforms(num_slots, rows, device=base_logits.device) if do_sample else None
+    device = prefix_ids.device  # of everything that acceptance will see; the drafter may be elsewhere
+    uniforms = draw_uniforms(num_slots, rows, device=device) if do_sample else None
     head = drafter.markov_head
     state = head.start(rows) if head is not None else None
     previous = prefix_ids[:, -1]
@@ -42,13 +43,14 @@ def draft_block(
     for slot in range(num_slots):
         logits = base_logits[:, slot]
         if head is not None:
-            embedding = head.embed(previous)
+            embedding = head.embed(previous.to(hidden.device))
             embeddings.append(embedding)
             bias, state = head.step(embedding, hidden[:, slot], state)
             logits = logits + bias
+        logits = logits.to(device)
         # A sum is non-finite as soon as one term is; far cheaper than a test of each entry.
         is_usable = logits.sum(dim=-1).isfinite()
-        scores = processor.at_slot(prefix_ids, logits.to(prefix_ids.device))
+        scores = processor.at_slot(prefix_ids, logits)
         if uniforms is None:
             previous = scores.argmax(dim=-1)
         else:
@@ -62,9 +64,10 @@ def draft_block(
         usable.append(is_usable)
         if processor.reads_prefix:
             prefix_ids = torch.cat([prefix_ids, previous[:, None]], dim=1)
-    confidence_logits = _confidence_logits(drafter, hidden, embeddings)
     is_usable_slot = torch.stack(usable, dim=1)
+    confidence_logits = _confidence_logits(drafter, hidden, embeddings)
     if confidence_logits is not None:
+        confidence_logits = confidence_logits.to(device)
         is_usable_slot = is_usable_slot & confidence_logits.isfinite()
     return DraftBlock(
         tokens=torch.stack(tokens, dim=1),

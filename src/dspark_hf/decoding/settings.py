@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from transformers import GenerationConfig
 
 from .._compat import MERGED_CONFIDENCE_THRESHOLD, MERGED_NUM_ASSISTANT_TOKENS
-from ..configuration_dspark import VERIFICATION_POLICIES, DSparkConfig
+from ..config_rules import VERIFICATION_POLICIES
+from ..configuration_dspark import DSparkConfig
 from ..errors import UnsupportedGenerationError
 from .schedule import FullPolicy, ThresholdPolicy, VerificationPolicy
 

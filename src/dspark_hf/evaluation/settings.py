@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ..configuration_dspark import VERIFICATION_POLICIES
+from ..config_rules import VERIFICATION_POLICIES
 from ..errors import DSparkError
 
 

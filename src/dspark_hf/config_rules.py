@@ -1,0 +1,161 @@
+"""The rules that a drafter's configuration obeys, each with an error that names value, rule and way out."""
+
+from typing import TYPE_CHECKING
+
+from .errors import DSparkConfigError
+
+if TYPE_CHECKING:
+    from .configuration_dspark import DSparkConfig
+
+MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
+DRAFT_LAYOUTS = ("anchor_first",)
+DRAFT_LAYER_TYPES = ("full_attention",)
+ROPE_TYPES = ("default", "llama3", "yarn")
+VERIFICATION_POLICIES = ("full", "threshold")
+
+
+def check_config(config: "DSparkConfig") -> None:
+    """Raise DSparkConfigError for the first rule that is broken; nothing has been allocated by then."""
+    _check_sizes(config)
+    _check_target_layers(config)
+    _check_heads(config)
+    _check_rope(config)
+    _check_defaults_of_generation(config)
+
+
+def _check_sizes(config: "DSparkConfig") -> None:
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "num_target_layers",
+        "num_hidden_layers",
+        "block_size",
+    ):
+        _require(getattr(config, name) >= 1, name, getattr(config, name), "must be >= 1")
+    _require(config.head_dim % 2 == 0, "head_dim", config.head_dim, "must be even, RoPE turns pairs")
+    _require(
+        config.num_attention_heads % config.num_key_value_heads == 0,
+        "num_key_value_heads",
+        config.num_key_value_heads,
+        f"must divide num_attention_heads ({config.num_attention_heads})",
+    )
+    _require(
+        0 <= config.mask_token_id < config.vocab_size,
+        "mask_token_id",
+        config.mask_token_id,
+        f"must be a token id of the target, 0 to {config.vocab_size - 1}",
+    )
+    _require(config.rms_norm_eps > 0, "rms_norm_eps", config.rms_norm_eps, "must be > 0")
+    _require(
+        config.draft_layout in DRAFT_LAYOUTS,
+        "draft_layout",
+        config.draft_layout,
+        f"must be one of {DRAFT_LAYOUTS}",
+    )
+    cap = config.final_logit_softcapping
+    _require(
+        cap is None or cap > 0,
+        "final_logit_softcapping",
+        cap,
+        "must be > 0, or None for no cap",
+    )
+
+
+def _check_target_layers(config: "DSparkConfig") -> None:
+    ids = config.target_layer_ids
+    _require(len(ids) >= 1, "target_layer_ids", ids, "must name at least one target layer")
+    _require(
+        all(low < high for low, high in zip(ids, ids[1:], strict=False)),
+        "target_layer_ids",
+        ids,
+        "must be strictly increasing",
+    )
+    _require(
+        ids[0] >= -1 and ids[-1] <= config.num_target_layers - 2,
+        "target_layer_ids",
+        ids,
+        f"must lie between -1 (embedding output) and {config.num_target_layers - 2}; the target has "
+        f"{config.num_target_layers} layers and its last one is only available after the final norm",
+    )
+
+
+def _check_heads(config: "DSparkConfig") -> None:
+    _require(
+        config.markov_rank >= 0,
+        "markov_rank",
+        config.markov_rank,
+        "must be >= 0; 0 means no sequential head",
+    )
+    _require(
+        config.markov_head_type in MARKOV_HEAD_TYPES,
+        "markov_head_type",
+        config.markov_head_type,
+        f"must be one of {MARKOV_HEAD_TYPES}",
+    )
+    _require(
+        not (config.enable_confidence_head and config.confidence_head_with_markov and config.markov_rank == 0),
+        "confidence_head_with_markov",
+        config.confidence_head_with_markov,
+        "needs markov_rank >= 1, there is no embedding of the previous token at rank 0; set it to False",
+    )
+    layer_types = config.layer_types or []
+    _require(
+        len(layer_types) == config.num_hidden_layers,
+        "layer_types",
+        layer_types,
+        f"must have one entry per draft layer ({config.num_hidden_layers})",
+    )
+    _require(
+        all(kind in DRAFT_LAYER_TYPES for kind in layer_types),
+        "layer_types",
+        layer_types,
+        f"may only hold {DRAFT_LAYER_TYPES} in this release",
+    )
+    _require(
+        config.sliding_window is None,
+        "sliding_window",
+        config.sliding_window,
+        "must be None, since no draft layer is a sliding one",
+    )
+
+
+def _check_rope(config: "DSparkConfig") -> None:
+    rope_type = config.rope_parameters.get("rope_type", "default")
+    _require(
+        rope_type in ROPE_TYPES,
+        "rope_parameters['rope_type']",
+        rope_type,
+        f"must be one of {ROPE_TYPES}; pass rope_parameters={{'rope_type': 'default', 'rope_theta': ...}}",
+    )
+    theta = config.rope_parameters.get("rope_theta")
+    _require(
+        isinstance(theta, int | float) and theta > 0,
+        "rope_parameters['rope_theta']",
+        theta,
+        "must be a number > 0",
+    )
+
+
+def _check_defaults_of_generation(config: "DSparkConfig") -> None:
+    _require(
+        config.verification_policy in VERIFICATION_POLICIES,
+        "verification_policy",
+        config.verification_policy,
+        f"must be one of {VERIFICATION_POLICIES}",
+    )
+    _require(
+        0 <= config.confidence_threshold <= 1,
+        "confidence_threshold",
+        config.confidence_threshold,
+        "must be a probability, 0 to 1",
+    )
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise DSparkConfigError(f"{name} {rule}, got {value!r}")
