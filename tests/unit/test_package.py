@@ -16,7 +16,7 @@ ORDER = [
     ["model."],
     ["modeling_dspark"],
     ["decoding."],
-    ["prompts", "zoo"],
+    ["prompts", "zoo_wheel", "zoo"],
     ["evaluation."],
     [""],  # the package's __init__
 ]

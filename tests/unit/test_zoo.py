@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 import huggingface_hub
 import pytest
 
-from dspark_hf import zoo
+from dspark_hf import zoo, zoo_wheel
 
 GGUF = b"not really a GGUF file"
 MODEL = dataclasses.replace(zoo._SMOLLM2, sha256=hashlib.sha256(GGUF).hexdigest())
@@ -28,7 +28,7 @@ def model(monkeypatch):
     """SmolLM2 with our stand-in's checksum and a quick conversion; gguf is there, no Hub."""
     monkeypatch.setattr(zoo, "_SMOLLM2", MODEL)
     monkeypatch.setattr(zoo, "_from_hub", no_hub)
-    monkeypatch.setattr(zoo, "_convert", convert)
+    monkeypatch.setattr(zoo_wheel, "_convert", convert)
     gguf = ModuleType("gguf")
     gguf.__spec__ = ModuleSpec("gguf", loader=None)
     monkeypatch.setitem(sys.modules, "gguf", gguf)
@@ -39,7 +39,7 @@ def model(monkeypatch):
 def pip(monkeypatch, model):
     """A pip that writes a wheel with our stand-in; `calls` holds the commands it was given."""
     fake = FakePip()
-    monkeypatch.setattr(zoo.subprocess, "run", fake)
+    monkeypatch.setattr(zoo_wheel.subprocess, "run", fake)
     return fake
 
 
@@ -192,7 +192,7 @@ def test_damaged_wheel(pip, tmp_path, monkeypatch):
         wheel.write_bytes(wheel.read_bytes()[:50])
         return done
 
-    monkeypatch.setattr(zoo.subprocess, "run", truncated)
+    monkeypatch.setattr(zoo_wheel.subprocess, "run", truncated)
     with pytest.raises(zoo.ZooDownloadError, match="is damaged"):
         zoo.resolve(MODEL.alias, cache_dir=tmp_path)
 
@@ -211,7 +211,7 @@ def test_interrupted_conversion_leaves_nothing(pip, tmp_path, monkeypatch, error
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(zoo, "_convert", interrupted)
+        patch.setattr(zoo_wheel, "_convert", interrupted)
         with pytest.raises(type(error)):
             zoo.resolve(MODEL.alias, cache_dir=tmp_path)
     assert leftovers(tmp_path) == ["zoo"]
@@ -225,7 +225,7 @@ def test_interrupted_download_leaves_nothing(pip, tmp_path, monkeypatch):
         pip(command, **kwargs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(zoo.subprocess, "run", interrupted)
+    monkeypatch.setattr(zoo_wheel.subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         zoo.resolve(MODEL.alias, cache_dir=tmp_path)
     assert leftovers(tmp_path) == ["zoo"]
@@ -260,7 +260,7 @@ def test_disk_trouble_while_converting(pip, tmp_path, monkeypatch, error):
     def fails(gguf, built):
         raise error
 
-    monkeypatch.setattr(zoo, "_convert", fails)
+    monkeypatch.setattr(zoo_wheel, "_convert", fails)
     with pytest.raises(zoo.ZooCacheError, match="No space|Permission|Read-only"):
         zoo.resolve(MODEL.alias, cache_dir=tmp_path)
     assert leftovers(tmp_path) == ["zoo"]
@@ -270,7 +270,7 @@ def test_other_errors_are_not_called_disk_trouble(pip, tmp_path, monkeypatch):
     def fails(gguf, built):
         raise OSError("no file named config.json")
 
-    monkeypatch.setattr(zoo, "_convert", fails)
+    monkeypatch.setattr(zoo_wheel, "_convert", fails)
     with pytest.raises(OSError, match=r"config\.json") as caught:
         zoo.resolve(MODEL.alias, cache_dir=tmp_path)
     assert not isinstance(caught.value, zoo.ZooError)
@@ -283,9 +283,9 @@ def test_the_winner_of_a_race_is_kept(pip, tmp_path, monkeypatch):
         convert(gguf, built)
         final.mkdir()
         (final / "model.safetensors").write_bytes(b"theirs")
-        zoo._write_marker(final, MODEL)
+        zoo_wheel._write_marker(final, MODEL)
 
-    monkeypatch.setattr(zoo, "_convert", overtaken)
+    monkeypatch.setattr(zoo_wheel, "_convert", overtaken)
     assert zoo.resolve(MODEL.alias, cache_dir=tmp_path) == str(final)
     assert (final / "model.safetensors").read_bytes() == b"theirs"
     assert os.listdir(tmp_path / "zoo") == [final.name]
@@ -311,10 +311,10 @@ def with_a_broken_marker(folder):
 def test_an_incomplete_folder_is_not_used_but_replaced(pip, tmp_path, damage):
     folder = Path(zoo.resolve(MODEL.alias, cache_dir=tmp_path))
     damage(folder)
-    assert not zoo._is_complete(folder)
+    assert not zoo_wheel.is_complete(folder)
 
     assert zoo.resolve(MODEL.alias, cache_dir=tmp_path) == str(folder)
-    assert zoo._is_complete(folder)
+    assert zoo_wheel.is_complete(folder)
     assert len(pip.calls) == 2
     assert os.listdir(tmp_path / "zoo") == [folder.name]
 
