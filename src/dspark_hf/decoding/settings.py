@@ -1,5 +1,6 @@
 """Per-call knobs: what the generate() call says, else what the drafter's config says."""
 
+import functools
 import logging
 from dataclasses import dataclass
 
@@ -51,13 +52,19 @@ def _num_draft_tokens(config: DSparkConfig, generation_config: GenerationConfig)
             f"num_assistant_tokens must be >= 1, got {asked}; leave assistant_model out for plain generation"
         )
     if asked > config.block_size:
-        logger.warning(
-            "num_assistant_tokens=%d is more than this drafter's block of %d; drafting %d tokens per round",
-            asked,
-            config.block_size,
-            config.block_size,
-        )
+        _warn_of_cap(asked, config.block_size)
     return min(asked, config.block_size)
+
+
+@functools.cache
+def _warn_of_cap(asked: int, block_size: int) -> None:
+    """Once per pair of values: a loop over prompts would repeat it at each call."""
+    logger.warning(
+        "num_assistant_tokens=%d is more than this drafter's block of %d; drafting %d tokens per round",
+        asked,
+        block_size,
+        block_size,
+    )
 
 
 def _policy(config: DSparkConfig, generation_config: GenerationConfig) -> VerificationPolicy:
