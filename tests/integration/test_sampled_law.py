@@ -217,7 +217,7 @@ def test_generate_follows_the_target_law_with_many_draws(pair, name, head):
                 0, 6:
             ].tolist()
         )
-        for _ in range(4000)
+        for _ in range(2000)
     )
     assert p_value(counts, exact_law(target, prompt, processors_of(target, WARPERS[name]), 3)) > LEVEL
 
