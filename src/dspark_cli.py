@@ -192,9 +192,9 @@ def _show(report: "ComparisonReport", json_file: Path | None) -> None:
     from dspark_hf.evaluation.provenance import write_json
     from dspark_hf.evaluation.render import render
 
-    render(report, Console())
-    if json_file is not None:
+    if json_file is not None:  # first: whatever happens to the terminal, the numbers are kept
         write_json(json_file, report.to_dict())
+    render(report, Console())
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:

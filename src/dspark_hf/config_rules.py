@@ -1,6 +1,9 @@
 """The rules that a drafter's configuration obeys, each with an error that names value, rule and way out."""
 
+import math
 from typing import TYPE_CHECKING
+
+from transformers.activations import ACT2FN
 
 from .errors import DSparkConfigError
 
@@ -13,10 +16,33 @@ DRAFT_LAYER_TYPES = ("full_attention",)
 ROPE_TYPES = ("default", "llama3", "yarn")
 VERIFICATION_POLICIES = ("full", "threshold")
 
+# Far above any drafter; a hostile or damaged config must not build modules for hours.
+MAX_DRAFT_LAYERS = 64
+MAX_BLOCK_SIZE = 256
+
+_ROPE_NEEDS = {
+    "default": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+_AT_LEAST_ONE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "num_target_layers",
+    "num_hidden_layers",
+    "block_size",
+)
+
 
 def check_config(config: "DSparkConfig") -> None:
     """Raise DSparkConfigError for the first rule that is broken; nothing has been allocated by then."""
     _check_sizes(config)
+    _check_numbers(config)
     _check_target_layers(config)
     _check_heads(config)
     _check_rope(config)
@@ -24,18 +50,7 @@ def check_config(config: "DSparkConfig") -> None:
 
 
 def _check_sizes(config: "DSparkConfig") -> None:
-    for name in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-        "num_target_layers",
-        "num_hidden_layers",
-        "block_size",
-    ):
+    for name in _AT_LEAST_ONE:
         _require(getattr(config, name) >= 1, name, getattr(config, name), "must be >= 1")
     _require(config.head_dim % 2 == 0, "head_dim", config.head_dim, "must be even, RoPE turns pairs")
     _require(
@@ -50,19 +65,35 @@ def _check_sizes(config: "DSparkConfig") -> None:
         config.mask_token_id,
         f"must be a token id of the target, 0 to {config.vocab_size - 1}",
     )
-    _require(config.rms_norm_eps > 0, "rms_norm_eps", config.rms_norm_eps, "must be > 0")
+    for name, largest in (("num_hidden_layers", MAX_DRAFT_LAYERS), ("block_size", MAX_BLOCK_SIZE)):
+        _require(getattr(config, name) <= largest, name, getattr(config, name), f"must be <= {largest}")
     _require(
         config.draft_layout in DRAFT_LAYOUTS,
         "draft_layout",
         config.draft_layout,
         f"must be one of {DRAFT_LAYOUTS}",
     )
+
+
+def _check_numbers(config: "DSparkConfig") -> None:
+    for name in ("rms_norm_eps", "initializer_range", "embedding_multiplier", "logit_multiplier"):
+        _require(_is_positive(getattr(config, name)), name, getattr(config, name), "must be a finite number > 0")
     cap = config.final_logit_softcapping
+    _require(cap is None or _is_positive(cap), "final_logit_softcapping", cap, "must be > 0, or None for no cap")
     _require(
-        cap is None or cap > 0,
-        "final_logit_softcapping",
-        cap,
-        "must be > 0, or None for no cap",
+        0 <= config.attention_dropout < 1,
+        "attention_dropout",
+        config.attention_dropout,
+        "must be a probability below 1",
+    )
+    _require(
+        config.hidden_act in ACT2FN, "hidden_act", config.hidden_act, "must be an activation that transformers knows"
+    )
+    _require(
+        not config.tie_word_embeddings,
+        "tie_word_embeddings",
+        config.tie_word_embeddings,
+        "must be False, a drafter has neither embedding nor head of its own",
     )
 
 
@@ -133,12 +164,10 @@ def _check_rope(config: "DSparkConfig") -> None:
         f"must be one of {ROPE_TYPES}; pass rope_parameters={{'rope_type': 'default', 'rope_theta': ...}}",
     )
     theta = config.rope_parameters.get("rope_theta")
-    _require(
-        isinstance(theta, int | float) and theta > 0,
-        "rope_parameters['rope_theta']",
-        theta,
-        "must be a number > 0",
-    )
+    _require(_is_positive(theta), "rope_parameters['rope_theta']", theta, "must be a finite number > 0")
+    for name in _ROPE_NEEDS[rope_type]:
+        value = config.rope_parameters.get(name)
+        _require(_is_positive(value), f"rope_parameters[{name!r}]", value, f"must be a number > 0 for {rope_type!r}")
 
 
 def _check_defaults_of_generation(config: "DSparkConfig") -> None:
@@ -154,6 +183,10 @@ def _check_defaults_of_generation(config: "DSparkConfig") -> None:
         config.confidence_threshold,
         "must be a probability, 0 to 1",
     )
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:

@@ -1,11 +1,14 @@
 """`DSparkConfig`: everything a drafter is. Each default is written here and nowhere else."""
 
 import difflib
+import functools
 import logging
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .checkpoints.detect import to_dspark_config_dict
@@ -183,10 +186,14 @@ class DSparkConfig(PreTrainedConfig):
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read a `config.json` of any known drafter format as a dict of `DSparkConfig` fields."""
-        config_dict, unused = super().get_config_dict(*args, **kwargs)
+        source = args[0] if args else "the folder"
+        try:
+            config_dict, unused = super().get_config_dict(*args, **kwargs)
+        except (AttributeError, TypeError) as error:  # transformers expects a JSON object
+            raise CheckpointFormatError(f"config.json of {source} does not hold a JSON object") from error
         if not config_dict:
             raise CheckpointFormatError(
-                f"{args[0] if args else 'the folder'} has no config.json; pass the folder or Hub id of a drafter"
+                f"{source} has no config.json, or an empty one; pass the folder or Hub id of a drafter"
             )
         return to_dspark_config_dict(config_dict), unused
 
@@ -224,3 +231,21 @@ def _unknown_argument_message(unknown: list[str], known: set[str]) -> str:
     hints = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
     parts = [f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else "") for name, near in hints.items()]
     return f"DSparkConfig has no argument {', '.join(parts)}; see its docstring for the fields it has"
+
+
+def _raise_our_errors(original_init: Callable[..., None]) -> Callable[..., None]:
+    """Report a field of the wrong type like any other broken rule."""
+
+    @functools.wraps(original_init)
+    def __init__(self: DSparkConfig, *args: Any, **kwargs: Any) -> None:
+        try:
+            original_init(self, *args, **kwargs)
+        except StrictDataclassFieldValidationError as error:
+            raise DSparkConfigError(" ".join(str(error).split())) from error
+        except TypeError as error:  # a required field is missing
+            raise DSparkConfigError(f"{error}; DSparkConfig.from_target fills in what a target determines") from error
+
+    return __init__
+
+
+DSparkConfig.__init__ = _raise_our_errors(DSparkConfig.__init__)  # type: ignore[method-assign]

@@ -169,7 +169,7 @@ class DSparkDraftModel(PreTrainedModel):
 
     # -- borrowed target modules --------------------------------------------------------------------------------
 
-    def embed_tokens(self, token_ids: Tensor, target_embedding: nn.Module) -> Tensor:
+    def embed(self, token_ids: Tensor, target_embedding: nn.Module) -> Tensor:
         """Embed ids `[rows, T]` with the target's module, in the drafter's dtype and on its device."""
         embeddings = target_embedding(token_ids) * self.config.embedding_multiplier
         embedded: Tensor = embeddings.to(device=self.device, dtype=self.dtype)

@@ -84,9 +84,10 @@ def _parse_prompts(text: str, path: Path) -> list[Prompt]:
             continue
         try:
             prompt = _parse_prompt(json.loads(line), default_id=f"{path.stem}/{number}")
+            _require_encodable(prompt)
             if prompt.id in prompts:
                 raise ValueError(f"id {prompt.id!r} was used before")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PromptFileError(f"{path}, line {number}: {error}") from error
         prompts[prompt.id] = prompt
     if not prompts:
@@ -94,13 +95,19 @@ def _parse_prompts(text: str, path: Path) -> list[Prompt]:
     return list(prompts.values())
 
 
+def _require_encodable(prompt: Prompt) -> None:
+    """UnicodeEncodeError, a ValueError, for text that no tokenizer takes (JSON can spell half a surrogate pair)."""
+    for message in prompt.messages:
+        message["content"].encode("utf-8")
+
+
 def _parse_prompt(record: object, default_id: str) -> Prompt:
     """One line as a Prompt, or ValueError saying what is wrong with it."""
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object, got {type(record).__name__}")
     prompt_id = record.get("id", default_id)
-    if not isinstance(prompt_id, str) or not prompt_id:
-        raise ValueError(f"`id` must be a non-empty string, got {prompt_id!r}")
+    if not isinstance(prompt_id, str) or not prompt_id or not prompt_id.isprintable():
+        raise ValueError(f"`id` must be a non-empty string of printable characters, got {prompt_id!r}")
     keys = [key for key in ("turns", "messages", "prompt") if key in record]
     if len(keys) != 1:
         found = " and ".join(f"`{key}`" for key in keys) or "none of them"

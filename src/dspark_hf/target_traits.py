@@ -9,6 +9,7 @@ from .errors import DSparkConfigError
 
 NUM_FEATURE_LAYERS = 5
 _DEFAULT_ROPE_THETA = 10_000.0
+_DEFAULT_MAX_POSITIONS = 2048  # for targets without a limit of their own (ALiBi)
 _RESERVED_TOKEN = re.compile(r"reserved|unused|extra_id|\bmask\b", re.IGNORECASE)
 
 
@@ -31,11 +32,11 @@ def derive_from_target(
     derived: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": getattr(text, "intermediate_size", None) or 4 * hidden_size,
+        "intermediate_size": _intermediate_size(text, hidden_size),
         "num_attention_heads": num_heads,
         "num_key_value_heads": getattr(text, "num_key_value_heads", None) or num_heads,
         "head_dim": getattr(text, "head_dim", None) or hidden_size // num_heads,
-        "max_position_embeddings": _size(text, "max_position_embeddings", overrides),
+        "max_position_embeddings": getattr(text, "max_position_embeddings", None) or _DEFAULT_MAX_POSITIONS,
         "num_target_layers": num_layers,
         "target_layer_ids": spread_target_layers(num_layers),
         "embedding_multiplier": float(getattr(text, "embedding_multiplier", None) or 1.0),
@@ -72,8 +73,9 @@ def spread_target_layers(num_target_layers: int, num_features: int = NUM_FEATURE
 def choose_mask_token_id(vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> int:
     """An id that never occurs in text: a padding row of the embedding, a reserved token, else the last id."""
     if tokenizer is not None:
-        if len(tokenizer) < vocab_size:
-            return len(tokenizer)
+        first_free = 1 + max(tokenizer.get_vocab().values(), default=-1)
+        if first_free < vocab_size:
+            return first_free
         reserved = [
             token_id
             for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -92,6 +94,11 @@ def _size(config: PreTrainedConfig, name: str, overrides: dict[str, Any]) -> int
             f"pass the config of a decoder-only language model, or {name}=... yourself"
         )
     return value
+
+
+def _intermediate_size(text: PreTrainedConfig, hidden_size: int) -> int:
+    size = getattr(text, "intermediate_size", None) or 4 * hidden_size
+    return max(size) if isinstance(size, list | tuple) else size  # Gemma3n has one per layer
 
 
 def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:

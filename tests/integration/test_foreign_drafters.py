@@ -62,7 +62,7 @@ def check_logits(target, drafter, r, hidden, position):
     features = torch.cat([hidden[i + 1][:, :position] for i in config.target_layer_ids], -1)
     block_ids = torch.tensor([[r["anchor"]] + [config.mask_token_id] * (config.block_size - 1)])
     states = drafter(
-        drafter.embed_tokens(block_ids, target.get_input_embeddings()),
+        drafter.embed(block_ids, target.get_input_embeddings()),
         torch.arange(position, position + config.block_size)[None],
         context_features=features,
         context_position_ids=torch.arange(position)[None],

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
-from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
 from transformers.generation.stopping_criteria import StoppingCriteria
 
 from dspark_hf import DSparkConfig, DSparkDraftModel, IncompatibleTargetError, record_speculation
@@ -161,7 +161,7 @@ def test_broken_numbers_cost_speed_only(target, drafter, part, broken, do_sample
         return_dict_in_generate=True,
     )
     assert output.speculation.num_verified == 0
-    assert output.speculation.num_unusable_drafts == output.speculation.num_rounds - 1 == 10
+    assert output.speculation.num_unusable_rounds == output.speculation.num_rounds - 1 == 10
     assert output.sequences.max() < target.config.vocab_size
     assert caplog.text.count("NaN or infinite") == 1
     if not do_sample:
@@ -180,6 +180,89 @@ def test_a_drafter_of_another_target_is_refused(target, change, message):
     drafter = DSparkDraftModel(DSparkConfig.from_target(target.config, num_hidden_layers=1, **change))
     with pytest.raises(IncompatibleTargetError, match=message):
         greedy(target, random_ids(5), max_new_tokens=4, assistant_model=drafter)
+
+
+@pytest.mark.parametrize("with_drafter", [False, True])
+def test_a_law_without_mass_raises_as_plain_sampling_does(target, drafter, with_drafter):
+    def forbid_all(input_ids, scores):
+        return torch.full_like(scores, -torch.inf) if input_ids.shape[1] > 9 else scores
+
+    extra = {"assistant_model": drafter} if with_drafter else {}
+    with pytest.raises(RuntimeError, match=r"probability tensor .*contains"):
+        target.generate(random_ids(7), do_sample=True, max_new_tokens=12, logits_processor=[forbid_all], **extra)
+
+
+def test_a_head_that_rules_ids_out_is_not_broken(target, drafter):
+    class Head(torch.nn.Linear):
+        def forward(self, hidden):
+            logits = super().forward(hidden)
+            logits[..., 5] = -torch.inf
+            return logits
+
+    head = Head(32, 61, bias=False)
+    head.weight = target.lm_head.weight
+    target.set_output_embeddings(head)
+    output = greedy(target, random_ids(7), max_new_tokens=12, assistant_model=drafter, return_dict_in_generate=True)
+    assert output.speculation.num_unusable_rounds == 0
+    assert output.speculation.num_verified > 0
+
+
+def test_a_refused_call_leaves_the_users_cache_alone(target, drafter):
+    cache, ids = DynamicCache(config=target.config), random_ids(7)
+    text = greedy(target, ids, max_new_tokens=6, cache=cache)
+    held = cache.get_seq_length()
+    for options in ({"verification_policy": "nope"}, {"num_assistant_tokens": 0}, {"num_return_sequences": 2}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            greedy(target, text, max_new_tokens=4, cache=cache, assistant_model=drafter, **options)
+        assert cache.get_seq_length() == held
+
+
+def test_a_target_without_hidden_states_is_refused_by_name(target, drafter, monkeypatch):
+    forward = target.forward
+
+    def without(*args, **kwargs):
+        outputs = forward(*args, **kwargs)
+        outputs.hidden_states = None
+        return outputs
+
+    monkeypatch.setattr(target, "forward", without)
+    with pytest.raises(IncompatibleTargetError, match="output_hidden_states"):
+        greedy(target, random_ids(5), max_new_tokens=4, assistant_model=drafter)
+
+
+def test_a_head_of_another_width_is_refused(target, drafter):
+    target.set_output_embeddings(torch.nn.Linear(32, 70, bias=False))
+    with pytest.raises(IncompatibleTargetError, match=r"output head .*\[70, 32\]"):
+        greedy(target, random_ids(5), max_new_tokens=4, assistant_model=drafter)
+
+
+def hybrid_target():
+    """Attention and short convolutions, whose state can be rolled back."""
+    config = Lfm2Config(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.3, max_position_embeddings=256, pad_token_id=None,
+        eos_token_id=None, bos_token_id=None, layer_types=["conv", "full_attention"] * 2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Lfm2ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("prompt_length", [1, 2, 3, 9])
+def test_convolution_hybrids(prompt_length, cache):
+    target, ids = hybrid_target(), random_ids(prompt_length)
+    for num_new in (1, 24):
+        expected = greedy(target, ids, max_new_tokens=num_new, cache_implementation=cache)
+        oracle = OracleDrafter.for_target(target, expected[0], hit_rate=0.7)
+        for drafter in (tiny_drafter(target), oracle):
+            output = greedy(
+                target, ids, max_new_tokens=num_new, assistant_model=drafter, cache_implementation=cache,
+                return_dict_in_generate=True,
+            )  # fmt: skip
+            assert torch.equal(output.sequences, expected)
+            # plain generation goes on from the cache that is handed back
+            onward = greedy(target, expected, max_new_tokens=5, cache=output.cache) if cache == "dynamic" else None
+            assert onward is None or torch.equal(onward, greedy(target, expected, max_new_tokens=5))
 
 
 def sliding_target():
@@ -204,6 +287,21 @@ def test_sliding_window_targets_roll_back_past_the_window(prompt_length):
     # no layer is left recording, which would let a later plain run grow without bound
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
     assert {layer.keys.shape[-2] for layer in cache.layers if layer.is_sliding} == {7}
+
+
+@pytest.mark.parametrize("calls", [1, 2, 9, 20])
+@pytest.mark.parametrize("kind", ["sliding", "hybrid"])
+def test_after_an_exception_other_cache_layers_can_go_on(kind, calls):
+    target, ids = sliding_target() if kind == "sliding" else hybrid_target(), random_ids(11)
+    cache = DynamicCache(config=target.config)
+    with pytest.raises(RuntimeError, match="planted"):
+        greedy(
+            target, ids, max_new_tokens=30, cache=cache, stopping_criteria=[Fails(calls)],
+            assistant_model=tiny_drafter(target),
+        )  # fmt: skip
+    expected = greedy(target, ids, max_new_tokens=30)
+    prefix = expected[:, : max(11, cache.get_seq_length() + 1)]
+    assert torch.equal(greedy(target, prefix, max_length=41, cache=cache), expected)
 
 
 def test_a_static_sliding_cache_shorter_than_the_text_is_refused():

@@ -14,6 +14,7 @@ from tiny import random_ids, tiny_drafter, tiny_target
 from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
+from dspark_hf import record_speculation
 from dspark_hf.decoding import draft as draft_stage
 from dspark_hf.decoding.accept import accept_sampled
 from dspark_hf.decoding.sampling import ScoreProcessor, draw_uniforms, law
@@ -100,7 +101,7 @@ def draw_rounds(pair, prompt, processors, rows, drop_token=None):
     anchor = prompt.shape[1] - 1
     block_ids = torch.tensor([[int(prompt[0, -1])] + [config.mask_token_id] * (config.block_size - 1)])
     hidden = drafter(
-        drafter.embed_tokens(block_ids, target.get_input_embeddings()),
+        drafter.embed(block_ids, target.get_input_embeddings()),
         torch.arange(anchor, anchor + config.block_size)[None],
         context_features=features,
         context_position_ids=torch.arange(anchor)[None],
@@ -121,7 +122,7 @@ def draw_rounds(pair, prompt, processors, rows, drop_token=None):
 
 
 def two_tokens(tokens, acceptance, target_probs):
-    """First two committed tokens of each row; where only one was committed, the target draws the second."""
+    """First two committed tokens of each row, or the one that was committed."""
     counts = Counter()
     n, following = acceptance.num_accepted, acceptance.next_token
     for row in range(len(n)):
@@ -200,6 +201,21 @@ def test_generate_follows_the_target_law(pair, name, request):
     )
     joint = exact_law(target, prompt, processors_of(target, WARPERS[name]), 3)
     assert p_value(counts, joint) > LEVEL
+
+
+@pytest.mark.parametrize("name", ["temperature_1", "repetition_penalty"])
+def test_generate_follows_the_target_law_under_a_threshold(pair, name):
+    target, drafter = pair
+    prompt = random_ids(6, vocab_size=VOCAB)
+    options = {"top_k": 0, "verification_policy": "threshold", "assistant_confidence_threshold": 0.5} | WARPERS[name]
+    torch.manual_seed(3)
+    counts = Counter()
+    with record_speculation() as report:
+        for _ in range(700):
+            output = target.generate(prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options)
+            counts[tuple(output[0, 6:].tolist())] += 1
+    assert 0 < report.num_verified < report.num_drafted
+    assert p_value(counts, exact_law(target, prompt, processors_of(target, WARPERS[name]), 3)) > LEVEL
 
 
 @pytest.mark.full

@@ -107,7 +107,12 @@ def test_4_a_static_cache_of_exactly_the_needed_size_does_not_overflow(target):
         ({"assistant_early_exit": 2}, "assistant_early_exit"),
         ({"use_cache": False}, "use_cache"),
         ({"verification_policy": "best"}, "verification_policy must be one of"),
-        ({"num_assistant_tokens": 0}, "num_assistant_tokens must be >= 1"),
+        ({"num_assistant_tokens": 0}, "num_assistant_tokens must be a whole number >= 1"),
+        ({"num_assistant_tokens": 2.5}, "num_assistant_tokens must be a whole number"),
+        ({"num_assistant_tokens": "3"}, "num_assistant_tokens must be a whole number"),
+        ({"verification_policy": "threshold", "assistant_confidence_threshold": "high"}, "must be a probability"),
+        ({"prefill_chunk_size": -1}, "prefill_chunk_size must be >= 1"),
+        ({"num_return_sequences": 2, "do_sample": True}, "one row at a time"),
         (
             {"verification_policy": "threshold", "assistant_confidence_threshold": 1.5},
             "must be a probability",

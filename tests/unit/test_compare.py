@@ -354,7 +354,9 @@ def test_inputs_that_cannot_be_compared(target, drafter, tokenizer):
 
 
 def made_up_prompt(number, plain_s, dspark_s):
-    speculation = SpeculationReport(num_calls=1, num_target_forwards=1, prefill_s=0.1, draft_s=0.2, verify_s=0.3)
+    speculation = SpeculationReport(
+        num_calls=1, num_new_tokens=3, num_target_forwards=1, prefill_s=0.1, draft_s=0.2, verify_s=0.3
+    )
     speculation.count_round(num_drafted=2, num_verified=2, num_accepted=1)
     run = RunPair("plain", GenerationTiming(10, plain_s), GenerationTiming(8, dspark_s), speculation)
     return PromptResult(f"prompt-{number}", 5, (run,), is_identical=True, difference=None)

@@ -4,7 +4,15 @@ import json
 
 import pytest
 from tiny import tiny_drafter, tiny_target
-from transformers import CohereConfig, GraniteConfig, LlamaConfig, Qwen3Config, T5Config
+from transformers import (
+    BloomConfig,
+    CohereConfig,
+    Gemma3nTextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Qwen3Config,
+    T5Config,
+)
 
 from dspark_hf import CheckpointFormatError, DSparkConfig, DSparkConfigError, DSparkDraftModel
 from dspark_hf.target_traits import choose_mask_token_id, spread_target_layers
@@ -114,7 +122,21 @@ BAD_VALUES = [
     ({"verification_policy": "best"}, "verification_policy must be one of"),
     ({"confidence_threshold": 1.5}, "confidence_threshold must be a probability"),
     ({"final_logit_softcapping": 0.0}, "final_logit_softcapping must be > 0"),
-    ({"rms_norm_eps": 0.0}, "rms_norm_eps must be > 0"),
+    ({"rms_norm_eps": 0.0}, "rms_norm_eps must be a finite number > 0"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+    ({"embedding_multiplier": float("nan")}, "embedding_multiplier"),
+    ({"logit_multiplier": 0.0}, "logit_multiplier"),
+    ({"initializer_range": -1.0}, "initializer_range"),
+    ({"attention_dropout": 2.0}, "attention_dropout must be a probability"),
+    ({"hidden_act": "foo"}, "hidden_act must be an activation"),
+    ({"tie_word_embeddings": True}, "tie_word_embeddings must be False"),
+    ({"num_hidden_layers": 10**7}, "num_hidden_layers must be <= "),
+    ({"block_size": 100_000}, "block_size must be <= "),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": True}}, "rope_theta"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}}, "rope_theta"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, r"rope_parameters\['factor'\]"),
+    ({"block_size": "7"}, "expected int, got str"),
+    ({"rope_parameters": [1]}, "rope_parameters"),
 ]
 
 
@@ -124,9 +146,17 @@ def test_bad_values_name_the_field_and_the_rule(target_config, overrides, messag
         DSparkConfig.from_target(target_config, **overrides)
 
 
-def test_values_of_the_wrong_type_are_refused(target_config):
-    with pytest.raises(Exception, match="block_size"):
-        DSparkConfig.from_target(target_config, block_size="7")
+def test_a_missing_size_names_the_way_out(target_config):
+    fields = DSparkConfig.from_target(target_config).to_dict()
+    del fields["hidden_size"]
+    with pytest.raises(DSparkConfigError, match=r"hidden_size.*from_target"):
+        DSparkConfig(**fields)
+
+
+def test_targets_without_a_length_limit_and_with_widths_per_layer():
+    assert DSparkConfig.from_target(BloomConfig(hidden_size=64, n_head=4)).max_position_embeddings == 2048
+    gemma = Gemma3nTextConfig()
+    assert DSparkConfig.from_target(gemma).intermediate_size == max(gemma.intermediate_size)
 
 
 def test_mask_id_is_unused_by_the_tokenizer():
@@ -137,14 +167,14 @@ def test_mask_id_is_unused_by_the_tokenizer():
     class Tokenizer:
         added_tokens_decoder = {3: Token("<|im_end|>"), 5: Token("<|reserved_special_token_1|>")}
 
-        def __init__(self, length):
-            self.length = length
+        def __init__(self, *ids):
+            self.ids = ids
 
-        def __len__(self):
-            return self.length
+        def get_vocab(self):
+            return {f"token{i}": i for i in self.ids}
 
-    assert choose_mask_token_id(100, Tokenizer(90)) == 90  # a padding row of the embedding
-    assert choose_mask_token_id(100, Tokenizer(100)) == 5
+    assert choose_mask_token_id(100, Tokenizer(*range(45), *range(50, 90))) == 90  # a padding row
+    assert choose_mask_token_id(100, Tokenizer(*range(100))) == 5
     assert choose_mask_token_id(100, None) == 99
 
 
@@ -203,6 +233,13 @@ def test_an_unknown_key_in_a_file_is_ignored_with_a_warning(saved, caplog):
 def test_foreign_folders_are_refused_by_name(tmp_path, content, found):
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointFormatError, match=found):
+        DSparkDraftModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "{}", "3"])
+def test_a_config_that_is_no_object_is_refused(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises((CheckpointFormatError, OSError)):
         DSparkDraftModel.from_pretrained(tmp_path)
 
 

@@ -189,7 +189,7 @@ def test_logits_get_the_multiplier_and_the_soft_cap_of_the_target():
     raw = plain.base_logits(hidden, head)
     assert torch.allclose(treated.base_logits(hidden, head), 2 * torch.tanh(raw * 0.5 / 2))
     ids, embedding = torch.tensor([[1, 2]]), target.get_input_embeddings()
-    assert torch.allclose(treated.embed_tokens(ids, embedding), 3 * plain.embed_tokens(ids, embedding))
+    assert torch.allclose(treated.embed(ids, embedding), 3 * plain.embed(ids, embedding))
 
 
 def test_a_drafter_cannot_generate_alone():

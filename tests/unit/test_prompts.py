@@ -38,7 +38,10 @@ def test_the_three_forms_of_a_prompt(tmp_path):
     [
         ("{", "Expecting property name"),
         ("[1]", "expected a JSON object, got list"),
-        ('{"id": 3, "prompt": "x"}', "`id` must be a non-empty string, got 3"),
+        ('{"id": 3, "prompt": "x"}', "`id` must be a non-empty string of printable characters, got 3"),
+        ('{"id": "a\\u001b]0;b", "prompt": "x"}', "printable characters"),
+        ('{"prompt": "\\ud800"}', "surrogates not allowed"),
+        ("[" * 100_000, "recursion"),
         ('{"id": "first", "prompt": "x"}', "id 'first' was used before"),
         ('{"id": "x"}', "needs exactly one of `turns`, `messages`, `prompt`, has none"),
         ('{"prompt": "x", "turns": ["y"]}', "has `turns` and `prompt`"),

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from tiny import greedy, random_ids, tiny_drafter, tiny_target
+from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 
 from dspark_hf import SpeculationReport, record_speculation
 
 
 def test_counts_of_rounds():
-    report = SpeculationReport()
+    report = SpeculationReport(num_calls=1, num_new_tokens=1 + 4 + 2 + 1)
     report.count_round(num_drafted=3, num_verified=3, num_accepted=3)
     report.count_round(num_drafted=3, num_verified=2, num_accepted=1)
     report.count_round(num_drafted=3, num_verified=0, num_accepted=0)
@@ -19,7 +19,7 @@ def test_counts_of_rounds():
     assert report.reached_per_slot == [2, 2, 1]
     assert report.conditional_acceptance == [1.0, 0.5, 1.0]
     assert (report.num_drafted, report.num_verified, report.num_accepted) == (9, 5, 4)
-    assert report.tau == pytest.approx((4 + 3) / 3)
+    assert report.tau == pytest.approx(7 / 3)
 
 
 def test_a_slot_never_reached_has_no_acceptance():
@@ -28,6 +28,20 @@ def test_a_slot_never_reached_has_no_acceptance():
     assert report.conditional_acceptance[0] == 0.0
     assert math.isnan(report.conditional_acceptance[1])
     assert math.isnan(SpeculationReport().tau)
+
+
+def test_tau_counts_committed_tokens_only():
+    target, ids = tiny_target(), random_ids(5)
+    whole = greedy(target, ids, max_new_tokens=30)[0]
+    drafter = OracleDrafter.for_target(target, whole, hit_rate=1.0)
+    eos = int(whole[5 + 4])  # the fourth new token of the first round
+    assert eos not in whole[5 : 5 + 4].tolist()
+    report = greedy(
+        target, ids, max_new_tokens=24, eos_token_id=eos, pad_token_id=0, assistant_model=drafter,
+        return_dict_in_generate=True,
+    ).speculation  # fmt: skip
+    assert (report.num_new_tokens, report.num_rounds, report.num_accepted) == (5, 1, 7)
+    assert report.tau == 4.0
 
 
 def test_merge_adds_everything():

@@ -90,5 +90,10 @@ def test_a_subclass_of_a_known_warper_is_asked_per_prefix():
     assert got[0, :, 0].tolist() == [2.0, 5.0]
 
 
+def test_a_broken_law_gives_no_id_outside_the_vocabulary():
+    probs = torch.tensor([[float("nan")] * 3, [0.0] * 3])
+    assert sample(probs, torch.tensor([0.5, 0.5])).max() <= 2
+
+
 def test_law_is_float32():
     assert law(torch.zeros(1, 4, dtype=torch.bfloat16)).dtype == torch.float32

@@ -26,6 +26,8 @@ def to_dspark_config_dict(config_dict: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointFormatError: the file is no drafter's, or of a format that this release does not read.
     """
+    if not isinstance(config_dict, dict):
+        raise CheckpointFormatError(f"config.json must hold one JSON object, got a {type(config_dict).__name__}")
     if not config_dict or config_dict.get("model_type") == "dspark":
         return config_dict
     found = _name_format(config_dict)

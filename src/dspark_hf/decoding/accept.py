@@ -30,7 +30,8 @@ def accept_greedy(draft_tokens: Tensor, target_tokens: Tensor, lengths: Tensor) 
         lengths: int64 `[rows]`, drafts verified.
     """
     num_accepted = accepted_lengths(draft_tokens == target_tokens[:, :-1], lengths)
-    return Acceptance(num_accepted, target_tokens.gather(1, num_accepted[:, None]).squeeze(1))
+    next_token = target_tokens.gather(1, num_accepted[:, None]).squeeze(1)
+    return Acceptance(num_accepted, next_token, torch.ones_like(num_accepted, dtype=torch.bool))
 
 
 def accept_sampled(
@@ -63,7 +64,8 @@ def accept_sampled(
     stands = accept_uniforms * draft_at_draft < target_at_draft
     num_accepted = accepted_lengths(stands, lengths)
     next_law = _law_after(num_accepted, draft_tokens, draft_probs, target_probs, lengths)
-    return Acceptance(num_accepted, sample(next_law, next_uniforms))
+    total = next_law.sum(dim=-1)
+    return Acceptance(num_accepted, sample(next_law, next_uniforms), (total > 0) & total.isfinite())
 
 
 def _law_after(

@@ -62,7 +62,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._head_device, self._head_dtype = _where_it_computes(self._head, target)
         self._max_length: int = generation_config.max_length
         self._do_sample = bool(generation_config.do_sample)
-        self._processor = ScoreProcessor(logits_processor)
+        self.processor = ScoreProcessor(logits_processor)
         self._settings = resolve_settings(config, generation_config)
         self._padding_mask: Tensor | None = model_kwargs.get("attention_mask")
         indices = [layer_id + 1 for layer_id in config.target_layer_ids]
@@ -70,7 +70,9 @@ class DSparkCandidateGenerator(CandidateGenerator):
         # A list selects; a user who asked for all hidden states must get them all.
         wants_all = bool(model_kwargs.get("output_hidden_states"))
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": True if wants_all else indices}
-        self._masks = torch.full((1, config.block_size - 1), config.mask_token_id, dtype=torch.long)
+        self._masks = torch.full(
+            (1, config.block_size - 1), config.mask_token_id, dtype=torch.long, device=self._target_device
+        )
         self._cache = DraftContextCache(config.num_hidden_layers)
         self._pending: Tensor | None = None  # features observed but not yet in the cache
         self._num_observed = 0  # committed tokens before the anchor, padding not counted
@@ -79,20 +81,14 @@ class DSparkCandidateGenerator(CandidateGenerator):
     # -- stages 1 to 3 ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def observe(self, outputs: ModelOutput, num_tokens: int) -> None:
-        """Take the features of the first `num_tokens` positions of a target forward as committed context.
+    def observe(self, outputs: ModelOutput, num_tokens: int | None = None) -> None:
+        """Take the features of the first `num_tokens` positions of a target forward, by default all, as context.
 
         Raises:
-            IncompatibleTargetError: the target does not return hidden states.
+            IncompatibleTargetError: the target does not return the hidden states that the drafter reads.
         """
-        hidden_states = getattr(outputs, "hidden_states", None)
-        if hidden_states is None or len(hidden_states) <= self._feature_indices[-1]:
-            raise IncompatibleTargetError(
-                "the target returned no hidden states for the drafter's feature layers; targets must support "
-                "output_hidden_states"
-            )
-        layers = [hidden_states[i][:, :num_tokens] for i in self._feature_indices]
-        layers = self._without_padding(layers, num_tokens)
+        layers = [layer[:, :num_tokens] for layer in self._features_of(outputs)]
+        layers = self._without_padding(layers, layers[0].shape[1])
         for start in range(0, layers[0].shape[1], CONTEXT_CHUNK_TOKENS):
             self._flush()
             chunk = [layer[:, start : start + CONTEXT_CHUNK_TOKENS].to(self._drafter.device) for layer in layers]
@@ -114,7 +110,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             hidden,
             self._drafter.base_logits(hidden.to(self._head_device, self._head_dtype), self._head),
             ids,
-            self._processor,
+            self.processor,
             do_sample=self._do_sample,
         )
         confidence = calibrate(block.confidence_logits)
@@ -126,7 +122,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         Always the whole block, as in training, also when fewer slots are used.
         """
         device = self._drafter.device
-        block_ids = torch.cat([anchor.to(self._target_device), self._masks.to(self._target_device)], dim=1)
+        block_ids = torch.cat([anchor.to(self._target_device), self._masks], dim=1)
         positions = torch.arange(block_ids.shape[1], device=device)[None] + self._num_observed
         pending, self._pending = self._pending, None
         pending_positions = None
@@ -134,7 +130,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             first = self._num_observed - pending.shape[1]
             pending_positions = torch.arange(first, self._num_observed, device=device)[None]
         outputs = self._drafter(
-            inputs_embeds=self._drafter.embed_tokens(block_ids, self._embedding),
+            inputs_embeds=self._drafter.embed(block_ids, self._embedding),
             position_ids=positions,
             context_features=pending,
             context_position_ids=pending_positions,
@@ -142,6 +138,22 @@ class DSparkCandidateGenerator(CandidateGenerator):
         )
         hidden: Tensor = outputs.last_hidden_state
         return hidden
+
+    def _features_of(self, outputs: ModelOutput) -> list[Tensor]:
+        """The hidden states `[rows, tokens, hidden]` of the drafter's feature layers."""
+        hidden_states = getattr(outputs, "hidden_states", None) or ()
+        wanted = self._feature_indices
+        found = [hidden_states[i] if i < len(hidden_states) else None for i in wanted]
+        hidden_size = self._drafter.config.hidden_size
+        layers = [h for h in found if h is not None and h.ndim == 3 and h.shape[-1] == hidden_size]
+        if len(layers) < len(wanted):
+            shapes = [None if h is None else tuple(h.shape) for h in found]
+            raise IncompatibleTargetError(
+                f"the drafter reads hidden_states{wanted} of shape [rows, tokens, {hidden_size}], and the target "
+                f"returned {shapes}; a drafter needs a target that supports output_hidden_states and has one residual "
+                "stream"
+            )
+        return layers
 
     def _flush(self) -> None:
         """Project pending features into the cache without a block."""
@@ -178,8 +190,8 @@ class DSparkCandidateGenerator(CandidateGenerator):
         """
         if is_first_iteration or model_outputs is None:
             return input_ids, None  # the prompt's features come with its forward
-        first_call = self._num_inputs == 0
-        self.observe(model_outputs, input_ids.shape[1] - 1 if first_call else n_last_matches + 1)
+        is_prompt = self._num_inputs == 0
+        self.observe(model_outputs, None if is_prompt else n_last_matches + 1)
         proposal = self.propose(input_ids)
         num_drafts = 0 if proposal is None else int(proposal.lengths[0])
         if proposal is None or num_drafts == 0:

@@ -1,5 +1,7 @@
 """Stage 1: draw a block of draft tokens, slot by slot, and keep the exact law of each draw."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -36,45 +38,53 @@ def draft_block(
     head = drafter.markov_head
     state = head.start(rows) if head is not None else None
     previous = prefix_ids[:, -1]
-    tokens: list[Tensor] = []
-    laws: list[Tensor] = []
+    slots: list[_Slot] = []
     embeddings: list[Tensor] = []
-    usable: list[Tensor] = []
-    for slot in range(num_slots):
-        logits = base_logits[:, slot]
+    for k in range(num_slots):
+        logits = base_logits[:, k]
         if head is not None:
             embedding = head.embed(previous.to(hidden.device))
             embeddings.append(embedding)
-            bias, state = head.step(embedding, hidden[:, slot], state)
+            bias, state = head.step(embedding, hidden[:, k], state)
             logits = logits + bias
-        logits = logits.to(device)
-        # A sum is non-finite as soon as one term is; far cheaper than a test of each entry.
-        is_usable = logits.sum(dim=-1).isfinite()
-        scores = processor.at_slot(prefix_ids, logits)
-        if uniforms is None:
-            previous = scores.argmax(dim=-1)
-        else:
-            probs = law(scores)
-            is_usable = is_usable & probs.sum(dim=-1).isfinite()
-            # Where the numbers are broken any law will do: this slot is not verified.
-            probs = torch.where(is_usable[:, None], probs, 1.0)
-            previous = sample(probs, uniforms[slot])
-            laws.append(probs)
-        tokens.append(previous)
-        usable.append(is_usable)
+        slots.append(_draw(logits.to(device), prefix_ids, processor, None if uniforms is None else uniforms[k]))
+        previous = slots[-1].token
         if processor.reads_prefix:
             prefix_ids = torch.cat([prefix_ids, previous[:, None]], dim=1)
-    is_usable_slot = torch.stack(usable, dim=1)
+    is_usable = torch.stack([slot.is_usable for slot in slots], dim=1)
     confidence_logits = _confidence_logits(drafter, hidden, embeddings)
     if confidence_logits is not None:
         confidence_logits = confidence_logits.to(device)
-        is_usable_slot = is_usable_slot & confidence_logits.isfinite()
+        is_usable = is_usable & confidence_logits.isfinite()
+    laws = [slot.probs for slot in slots if slot.probs is not None]
     return DraftBlock(
-        tokens=torch.stack(tokens, dim=1),
+        tokens=torch.stack([slot.token for slot in slots], dim=1),
         draft_probs=torch.stack(laws, dim=1) if laws else None,
         confidence_logits=confidence_logits,
-        num_usable=is_usable_slot.long().cumprod(dim=-1).sum(dim=-1),
+        num_usable=is_usable.long().cumprod(dim=-1).sum(dim=-1),
     )
+
+
+class _Slot(NamedTuple):
+    """One slot's draw, for all rows."""
+
+    token: Tensor  # int64 [rows]
+    probs: Tensor | None  # float32 [rows, vocab]; None when greedy
+    is_usable: Tensor  # bool [rows]
+
+
+def _draw(logits: Tensor, prefix_ids: Tensor, processor: ScoreProcessor, uniforms: Tensor | None) -> _Slot:
+    """Process one slot's logits and draw from them, or take the best token when there are no uniforms."""
+    # The maximum shows NaN and +inf, one read instead of a test of each entry; a head may say -inf.
+    is_usable = logits.amax(dim=-1).isfinite()
+    scores = processor.at_slot(prefix_ids, logits)
+    if uniforms is None:
+        return _Slot(scores.argmax(dim=-1), None, is_usable)
+    probs = law(scores)
+    is_usable = is_usable & probs.sum(dim=-1).isfinite()
+    # Where the numbers are broken any law will do: this slot is not verified.
+    probs = torch.where(is_usable[:, None], probs, 1.0)
+    return _Slot(sample(probs, uniforms), probs, is_usable)
 
 
 def _confidence_logits(drafter: DSparkDraftModel, hidden: Tensor, embeddings: list[Tensor]) -> Tensor | None:

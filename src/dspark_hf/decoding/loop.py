@@ -18,8 +18,8 @@ from .candidate_generator import DSparkCandidateGenerator
 from .outputs import OutputRecorder
 from .refusals import refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
-from .sampling import ScoreProcessor, draw_uniforms, law
-from .stopping import first_stop
+from .sampling import draw_uniforms, law
+from .stopping import StopChecker
 from .types import Acceptance, Proposal, Verification
 from .verify import TargetRunner, last_logits
 
@@ -51,11 +51,12 @@ def dspark_decoding(
     """
     refuse_processors(logits_processor)
     _refuse_inputs(input_ids, model_kwargs, generation_config)
-    _start_from_empty_cache(input_ids, model_kwargs, generation_config)
     generator = DSparkCandidateGenerator(drafter, model, generation_config, logits_processor, model_kwargs)
     runner = TargetRunner(model, model_kwargs, generation_config, generator.model_kwargs_overrides)
-    run = _Run(generator, runner, logits_processor, stopping_criteria, generation_config, streamer)
-    with runner.recording():
+    run = _Run(generator, runner, stopping_criteria, generation_config, streamer)
+    # Last, when nothing is left that could refuse the call: it may empty the caller's cache.
+    _start_from_empty_cache(input_ids, model_kwargs, generation_config)
+    with runner.guarding_cache():
         is_done = run.prompt(input_ids)
         with model._optimize_model_for_decode():
             while not is_done:
@@ -73,7 +74,6 @@ class _Run:
         self,
         generator: DSparkCandidateGenerator,
         runner: TargetRunner,
-        logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None,
@@ -83,8 +83,7 @@ class _Run:
         self.recorder = OutputRecorder(generation_config, runner.cache)
         self._generator = generator
         self._runner = runner
-        self._processor = ScoreProcessor(logits_processor)
-        self._criteria = stopping_criteria
+        self._stops = StopChecker(stopping_criteria)
         self._streamer = streamer
         self._do_sample = bool(generation_config.do_sample)
         self._clock = StageClock(self.report)
@@ -97,7 +96,8 @@ class _Run:
         drafts = input_ids.new_empty(1, 0)
         verification = self._verification(outputs, drafts)
         acceptance = self._accept(drafts, None, verification)
-        num_kept, is_done = self._commit(drafts, acceptance, verification)
+        num_accepted = self._num_accepted(acceptance)
+        num_kept, is_done = self._commit(drafts[:, :num_accepted], acceptance, verification)
         self.recorder.add_prompt(outputs, verification)
         self._runner.commit(outputs, num_kept, 0)
         self._clock.mark("other_s")
@@ -115,10 +115,10 @@ class _Run:
         # 5. accept
         verification = self._verification(outputs, drafts)
         acceptance = self._accept(drafts, proposal, verification)
-        num_accepted = int(acceptance.num_accepted[0])
+        num_accepted = self._num_accepted(acceptance)
         self._clock.mark("accept_s")
         # commit what no stop cuts off, and bring target and drafter up to it
-        num_kept, is_done = self._commit(drafts, acceptance, verification)
+        num_kept, is_done = self._commit(drafts[:, :num_accepted], acceptance, verification)
         self.recorder.add_round(outputs, verification, num_kept)
         width = drafts.shape[1]
         self._runner.commit(outputs, num_kept, width + 1 - num_kept)
@@ -132,9 +132,7 @@ class _Run:
 
     def _observe_prompt(self, outputs: Any) -> None:
         self.report.num_target_forwards += 1
-        # Read off the captured hidden states: the logits of a prompt may cover its last position only.
-        num_positions = next(layer.shape[1] for layer in outputs.hidden_states if layer is not None)
-        self._generator.observe(outputs, num_positions)
+        self._generator.observe(outputs)
 
     def _scheduled(self, proposal: Proposal | None) -> Tensor:
         """The drafts that go to verification, int64 `[1, width]`."""
@@ -144,7 +142,7 @@ class _Run:
 
     def _verification(self, outputs: Any, drafts: Tensor) -> Verification:
         raw = last_logits(outputs, drafts.shape[1] + 1, self.ids.device)
-        return Verification(raw, self._processor.over_block(self.ids, drafts, raw))
+        return Verification(raw, self._generator.processor.over_block(self.ids, drafts, raw))
 
     def _accept(self, drafts: Tensor, proposal: Proposal | None, verification: Verification) -> Acceptance:
         rows, width = drafts.shape
@@ -161,13 +159,27 @@ class _Run:
             draw_uniforms(rows, device=drafts.device),
         )
 
-    def _commit(self, drafts: Tensor, acceptance: Acceptance, verification: Verification) -> tuple[int, bool]:
+    def _num_accepted(self, acceptance: Acceptance) -> int:
+        """The round's only read of acceptance from the device.
+
+        Raises:
+            RuntimeError: the target's law is none, e.g. because processors forbid every token; plain sampling raises
+                the same.
+        """
+        num_accepted, is_valid = torch.stack([acceptance.num_accepted[0], acceptance.is_valid[0].long()]).tolist()
+        if not is_valid:
+            raise RuntimeError(
+                f"the target's probability tensor for the token after position {self.ids.shape[1] + num_accepted} "
+                "contains `inf` or `nan`, or forbids every token; check the target's weights and the logits processors"
+            )
+        return int(num_accepted)
+
+    def _commit(self, accepted: Tensor, acceptance: Acceptance, verification: Verification) -> tuple[int, bool]:
         """Append accepted drafts and the target's token up to the first stop; stream them one by one."""
-        num_accepted = int(acceptance.num_accepted[0])
-        new = torch.cat([drafts[:, :num_accepted], acceptance.next_token[:, None]], dim=1)
+        new = torch.cat([accepted, acceptance.next_token[:, None]], dim=1)
         ids = torch.cat([self.ids, new], dim=1)
-        num_kept, is_done = first_stop(
-            ids, new.shape[1], self._criteria, lambda n: self.recorder.scores_with(verification, n)
+        num_kept, is_done = self._stops.first_stop(
+            ids, new.shape[1], lambda n: self.recorder.scores_with(verification, n)
         )
         self.ids = ids[:, : self.ids.shape[1] + num_kept]
         self.report.num_new_tokens += num_kept
@@ -180,12 +192,12 @@ class _Run:
         num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
         self.report.count_round(num_drafted, width, num_accepted)
         if proposal is not None and int(proposal.block.num_usable[0]) < num_drafted:
-            if self.report.num_unusable_drafts == 0:
+            if self.report.num_unusable_rounds == 0:
                 logger.warning(
                     "the drafter produced NaN or infinite numbers; drafts from there on are not verified (output is "
                     "unaffected, speed is lost). Load the drafter in bfloat16 or float32"
                 )
-            self.report.num_unusable_drafts += 1
+            self.report.num_unusable_rounds += 1
 
 
 def _refuse_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> None:

@@ -41,7 +41,7 @@ class OutputRecorder:
         for position in range(num_kept):
             if self._hidden_states is not None:
                 layers = outputs.hidden_states
-                self._hidden_states.append(tuple(layer[:, position : position + 1] for layer in layers))
+                self._hidden_states.append(tuple(layer[:, position : position + 1].clone() for layer in layers))
             if self._attentions is not None:
                 self._attentions.append(
                     tuple(self._attention_at(i, layer, position) for i, layer in enumerate(outputs.attentions))
@@ -62,10 +62,11 @@ class OutputRecorder:
         )
 
     def _add_tokens(self, verification: Verification, num_tokens: int) -> None:
+        # Copies: a view would keep the whole block's logits alive for each kept token.
         if self._scores is not None:
-            self._scores.extend(verification.scores[:, :num_tokens].unbind(1))
+            self._scores.extend(row.clone() for row in verification.scores[:, :num_tokens].unbind(1))
         if self._logits is not None:
-            self._logits.extend(verification.logits[:, :num_tokens].unbind(1))
+            self._logits.extend(row.clone() for row in verification.logits[:, :num_tokens].unbind(1))
 
     def _attention_at(self, layer_idx: int, weights: Tensor | None, position: int) -> Tensor | None:
         """Row `position` of a block's attention, over the keys that a one-token step would have seen."""

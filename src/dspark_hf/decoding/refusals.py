@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch import nn
 from transformers import GenerationConfig
 from transformers.generation import logits_process as lp
 from transformers.generation.configuration_utils import GenerationMode
@@ -15,6 +16,7 @@ from ..modeling_dspark import DSparkDraftModel
 STATEFUL_PROCESSORS = (
     lp.UnbatchedClassifierFreeGuidanceLogitsProcessor,
     lp.SynthIDTextWatermarkLogitsProcessor,
+    lp.DiaEOSDelayPatternLogitsProcessor,
 )
 
 # Other ways to speculate: they would run instead of the drafter, or change what the target says.
@@ -50,6 +52,11 @@ def refuse_generation(
                 f"{option}={value!r} cannot be combined with a DSpark drafter; set it to None, or leave "
                 "assistant_model out"
             )
+    if generation_config.num_return_sequences > 1:
+        raise UnsupportedGenerationError(
+            f"num_return_sequences={generation_config.num_return_sequences} makes a batch, and speculation runs one "
+            "row at a time in this release; call generate() that many times, or leave assistant_model out"
+        )
     if generation_config.use_cache is False:
         raise UnsupportedGenerationError("use_cache=False cannot be combined with a drafter; leave it at True")
     if (scale := generation_config.guidance_scale) is not None and scale != 1:
@@ -81,6 +88,18 @@ def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
                 f"{target_value}; load the drafter of this target"
             )
     head = target.get_output_embeddings()
+    for what, module in (("input embedding", target.get_input_embeddings()), ("output head", head)):
+        shape = tuple(getattr(getattr(module, "weight", None), "shape", ()))
+        # A packed weight of a quantised module has another shape, and says nothing.
+        is_plain = (
+            isinstance(module, nn.Embedding | nn.Linear) and len(shape) == 2 and module.weight.is_floating_point()
+        )
+        if is_plain and shape != (ours.vocab_size, ours.hidden_size):
+            raise IncompatibleTargetError(
+                f"the drafter borrows the target's {what} as [{ours.vocab_size}, {ours.hidden_size}], and "
+                f"{type(target).__name__} has one of {list(shape)}; a drafter needs a target whose embedding and head "
+                "cover its vocabulary at its hidden size"
+            )
     if head is None:
         raise IncompatibleTargetError(
             f"{type(target).__name__} has no output head (get_output_embeddings() is None), and the drafter borrows "

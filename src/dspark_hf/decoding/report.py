@@ -23,10 +23,10 @@ class SpeculationReport:
         num_new_tokens: Tokens added to the sequences.
         num_drafted: Draft tokens drawn.
         num_verified: Draft tokens that went through a target forward.
-        num_accepted: Draft tokens accepted, whether or not a stop then cut them off (bonus tokens not counted).
+        num_accepted: Draft tokens accepted, also where a stop then cut them off (bonus tokens not counted).
         verified_per_slot, accepted_per_slot: The same by slot, slot 1 first.
         reached_per_slot: Verified drafts whose predecessors were all accepted, by slot.
-        num_unusable_drafts: Rounds whose draft was cut at a slot that held NaN or infinity.
+        num_unusable_rounds: Rounds whose draft was cut at a slot that held NaN or infinity.
         prefill_s, draft_s, verify_s, accept_s: Seconds in the prompt's forward, stages 1 to 3, stage 4 and stage 5.
         other_s: Seconds in stop checks, streaming and bookkeeping. On accelerators all of these are host times.
     """
@@ -41,7 +41,7 @@ class SpeculationReport:
     verified_per_slot: list[int] = field(default_factory=list)
     accepted_per_slot: list[int] = field(default_factory=list)
     reached_per_slot: list[int] = field(default_factory=list)
-    num_unusable_drafts: int = 0
+    num_unusable_rounds: int = 0
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -50,8 +50,11 @@ class SpeculationReport:
 
     @property
     def tau(self) -> float:
-        """Mean accepted length per round, bonus token counted; NaN before the first round."""
-        return (self.num_accepted + self.num_rounds) / self.num_rounds if self.num_rounds else float("nan")
+        """Accepted length: mean number of tokens that a round commits, bonus token counted; NaN without a round.
+
+        Tokens behind a stop do not count. The first token of a call comes with the prompt's forward, not from a round.
+        """
+        return (self.num_new_tokens - self.num_calls) / self.num_rounds if self.num_rounds else float("nan")
 
     @property
     def total_s(self) -> float:

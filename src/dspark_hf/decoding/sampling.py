@@ -54,7 +54,8 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
     point = uniforms.to(cumulative.dtype).unsqueeze(-1) * total
     # u < 1, but the product may round up to the total, behind which no token lies.
     point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, point, right=True).squeeze(-1)
+    # Without effect on a law; a row of NaN must not give an id that no embedding has.
+    return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
 
 
 def _sum_dtype(device: torch.device) -> torch.dtype:

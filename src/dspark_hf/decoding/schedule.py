@@ -38,7 +38,7 @@ class ThresholdPolicy:
     name = "threshold"
 
     def __init__(self, threshold: float) -> None:
-        if not 0.0 <= threshold <= 1.0:
+        if not isinstance(threshold, int | float) or not 0.0 <= threshold <= 1.0:
             raise UnsupportedGenerationError(
                 f"assistant_confidence_threshold must be a probability, 0 to 1, got {threshold!r}"
             )

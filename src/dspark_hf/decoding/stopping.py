@@ -15,37 +15,38 @@ from transformers.generation.stopping_criteria import (
 ScoresUpTo = Callable[[int], tuple[Tensor, ...] | None]
 
 
-def first_stop(
-    ids: Tensor,
-    num_new: int,
-    criteria: StoppingCriteriaList,
-    scores_up_to: ScoresUpTo,
-) -> tuple[int, bool]:
-    """How many of the new tokens stay, and whether generation is over.
+class StopChecker:
+    """Finds the first new token after which one of a call's criteria stops.
 
     Plain generation asks the criteria after each token, and so does this: on every prefix that ends in a new token,
     after verification, until the first that stops. Criteria of transformers that need no call per prefix are answered
     for all prefixes at once; custom ones see the calls they would see without a drafter.
-
-    Args:
-        ids: int64 `[1, length + num_new]`, the sequence with the new tokens at its end.
-        num_new: New tokens, >= 1.
-        scores_up_to: Gives the scores tuple that plain generation would hold after `i` new tokens.
-
-    Returns:
-        `(num_kept, is_done)` with 1 <= num_kept <= num_new.
     """
-    batched = [criterion for criterion in criteria if type(criterion) in _BATCHED]
-    others = StoppingCriteriaList(criterion for criterion in criteria if type(criterion) not in _BATCHED)
-    stops = [_BATCHED[type(criterion)](criterion, ids, num_new) for criterion in batched]
-    num_kept = min([stop for stop in stops if stop is not None], default=num_new)
-    is_done = any(stop is not None for stop in stops)
-    if others:
-        length = ids.shape[1] - num_new
-        for kept in range(1, num_kept + 1):
-            if bool(others(ids[:, : length + kept], scores_up_to(kept)).all()):
-                return kept, True
-    return num_kept, is_done
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        self._batched = [criterion for criterion in criteria if type(criterion) in _BATCHED]
+        self._others = StoppingCriteriaList(criterion for criterion in criteria if type(criterion) not in _BATCHED)
+
+    def first_stop(self, ids: Tensor, num_new: int, scores_up_to: ScoresUpTo) -> tuple[int, bool]:
+        """How many of the new tokens stay, and whether generation is over.
+
+        Args:
+            ids: int64 `[1, length + num_new]`, the sequence with the new tokens at its end.
+            num_new: New tokens, >= 1.
+            scores_up_to: Gives the scores tuple that plain generation would hold after `i` new tokens.
+
+        Returns:
+            `(num_kept, is_done)` with 1 <= num_kept <= num_new.
+        """
+        stops = [_BATCHED[type(criterion)](criterion, ids, num_new) for criterion in self._batched]
+        num_kept = min([stop for stop in stops if stop is not None], default=num_new)
+        is_done = any(stop is not None for stop in stops)
+        if self._others:
+            length = ids.shape[1] - num_new
+            for kept in range(1, num_kept + 1):
+                if bool(self._others(ids[:, : length + kept], scores_up_to(kept)).all()):
+                    return kept, True
+        return num_kept, is_done
 
 
 def _eos_stop(criterion: StoppingCriteria, ids: Tensor, num_new: int) -> int | None:

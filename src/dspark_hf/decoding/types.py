@@ -70,7 +70,10 @@ class Acceptance:
     Attributes:
         num_accepted: int64 `[rows]`, drafts kept, 0 to `ell` (bonus token not counted).
         next_token: int64 `[rows]`, the target's own token after them (bonus, or residual draw after a rejection).
+        is_valid: bool `[rows]`; False where the law of the next token holds NaN or no mass, so that plain sampling
+            would fail as well.
     """
 
     num_accepted: Tensor
     next_token: Tensor
+    is_valid: Tensor

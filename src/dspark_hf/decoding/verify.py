@@ -52,7 +52,8 @@ class TargetRunner:
         self._kwargs = model_kwargs
         self._generation_config = generation_config
         self._capture = capture
-        self._num_cached = 0
+        self._num_cached = 0  # positions of committed tokens; 0 until the prompt is committed
+        self._prompt_length = 0
         self.cache: Cache = model_kwargs[CACHE_KEY]
         self._decode_forward = (
             model.get_compiled_call(generation_config.compile_config)
@@ -61,19 +62,17 @@ class TargetRunner:
         )
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Let cache layers of fixed size keep what a roll-back needs, and leave the cache usable whatever happens."""
-        recorders = [layer for layer in self.cache.layers if hasattr(layer, "record_past")]
-        before = [layer.record_past for layer in recorders]
-        self.cache.activate_past_recording()
+    def guarding_cache(self) -> Iterator[None]:
+        """Leave the cache usable by plain generation, whatever happens: committed tokens only, nothing recording."""
         try:
             yield
         except BaseException:
             self._drop_uncommitted()
             raise
         finally:
-            for layer, was_recording in zip(recorders, before, strict=True):
-                layer.record_past = was_recording
+            for layer in self.cache.layers:
+                if hasattr(layer, "record_past"):
+                    layer.record_past = False
 
     def prefill(self, input_ids: Tensor, observe: Observer) -> ModelOutput:
         """Run the prompt `[1, length]`, in chunks if generate() was asked to, and return the last forward's outputs.
@@ -83,18 +82,25 @@ class TargetRunner:
         Raises:
             UnsupportedGenerationError: the cache cannot be rolled back, or the inputs cannot be cut into chunks.
         """
+        length = input_ids.shape[1]
         chunk_size = self._generation_config.prefill_chunk_size
+        if chunk_size is not None and chunk_size < 1:
+            raise UnsupportedGenerationError(
+                f"prefill_chunk_size must be >= 1, or None for no chunks, got {chunk_size}"
+            )
         if not any(self.cache.is_linear):
             self._require_roll_back()
         outputs = None
-        for ids, kwargs in self._prompt_chunks(input_ids, chunk_size or input_ids.shape[1]):
+        for ids, kwargs in self._prompt_chunks(input_ids, chunk_size or length):
             inputs = self._model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
             outputs = self._model(**inputs | self._capture, return_dict=True)
             self._require_roll_back()  # recurrent layers know only after their first forward
-            # Trims sliding layers, which keep everything while they record.
-            outputs[CACHE_KEY].crop(0)
             observe(outputs)
         assert outputs is not None, "a prompt has at least one chunk"
+        # From here on layers of fixed size keep what a roll-back needs. Not before: a layer that records keeps the
+        # whole prompt, and convolution layers do not pad prompts shorter than their kernel then.
+        self.cache.activate_past_recording()
+        self._prompt_length = length
         return outputs
 
     def verify(self, ids: Tensor, draft_tokens: Tensor) -> ModelOutput:
@@ -121,7 +127,8 @@ class TargetRunner:
         self._kwargs = self._model._update_model_kwargs_for_generation(
             outputs, self._kwargs, is_encoder_decoder=False, num_new_tokens=num_tokens
         )
-        self._num_cached = int(self.cache.get_seq_length())
+        # Tracked here: a static cache would have to copy its length from the device.
+        self._num_cached = (self._num_cached or self._prompt_length - 1) + num_tokens
 
     def _require_roll_back(self) -> None:
         if not self.cache.is_croppable:
@@ -134,6 +141,12 @@ class TargetRunner:
         """Bring every layer back to the committed length; a forward that failed may have reached only some."""
         layers: list[Any] = self.cache.layers
         if self._num_cached == 0 or not all(hasattr(layer, "get_seq_length") for layer in layers):
+            # Convolution layers cannot tell how far the forward came. A reset zeroes what a recording one has
+            # collected, but keeps its size, which plain generation does not expect.
+            for layer in layers:
+                for i, size in getattr(layer, "conv_kernel_size", {}).items():
+                    if layer.conv_states[i] is not None:
+                        layer.conv_states[i] = layer.conv_states[i][..., -size:]
             self.cache.reset()
             return
         for layer in layers:

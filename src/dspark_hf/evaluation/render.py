@@ -3,6 +3,7 @@
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .agreement import MAX_FLOAT32_GAP
 from .intervals import LEVEL, Estimate
@@ -150,7 +151,7 @@ def _differences_table(prompts: list[PromptResult]) -> Table:
         found = prompt.difference
         assert found is not None, "only differing prompts are shown"
         table.add_row(
-            prompt.prompt_id,
+            Text(prompt.prompt_id),  # not markup: ids come from a file
             str(found.position),
             _token(found.plain_token_id),
             _token(found.dspark_token_id),

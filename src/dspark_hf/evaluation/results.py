@@ -179,7 +179,7 @@ def _summands(prompt: PromptResult) -> dict[str, float]:
         "dspark_tokens": sum(run.dspark.num_new_tokens for run in runs),
         "dspark_s": sum(run.dspark.latency_s for run in runs),
         "rounds": sum(run.speculation.num_rounds for run in runs),
-        "accepted": sum(run.speculation.num_accepted for run in runs),
+        "committed": sum(run.speculation.num_new_tokens - run.speculation.num_calls for run in runs),
         "forwards": sum(run.speculation.num_target_forwards for run in runs),
     }
 
@@ -190,7 +190,7 @@ def _speed_ratio(sums: Sums) -> Floats:
 
 
 def _tau(sums: Sums) -> Floats:
-    return (sums["accepted"] + sums["rounds"]) / sums["rounds"]
+    return sums["committed"] / sums["rounds"]
 
 
 def _forwards_saved_percent(sums: Sums) -> Floats:

@@ -1,0 +1,65 @@
+"""Every round of a real generation drafts what the slow float64 reference drafts from the committed text alone.
+
+The reference knows nothing of caches, chunks or roll-back: it takes the target's hidden states of the whole text, reads
+feature layer k as `hidden_states[k + 1]` (the output of decoder layer k), uses the positions strictly before the anchor
+as context, and puts the block at the anchor's position.
+"""
+
+import pytest
+import torch
+from reference import block_hidden, double_weights, greedy_block
+from tiny import greedy, random_ids, tiny_drafter, tiny_target
+
+from dspark_hf.decoding import candidate_generator
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """`(text, block)` of every round that a generate() call drafts."""
+    seen = []
+    original = candidate_generator.draft_block
+
+    def spy(drafter, hidden, base_logits, prefix_ids, *args, **kwargs):
+        block = original(drafter, hidden, base_logits, prefix_ids, *args, **kwargs)
+        seen.append((prefix_ids.clone(), block))
+        return block
+
+    monkeypatch.setattr(candidate_generator, "draft_block", spy)
+    return seen
+
+
+@pytest.mark.parametrize("layers", [[0, 1, 2], [-1, 2], [1]], ids=str)
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 4}, {"cache_implementation": "static"}], ids=str)
+@torch.no_grad()
+def test_rounds_equal_the_reference(rounds, layers, padding, options):
+    target = tiny_target()
+    drafter = tiny_drafter(target, target_layer_ids=layers)
+    ids = torch.cat([torch.zeros(1, padding, dtype=torch.long), random_ids(9)], dim=1)
+    mask = (torch.arange(9 + padding) >= padding).long()[None]
+    greedy(target, ids, attention_mask=mask, max_new_tokens=40, pad_token_id=0, assistant_model=drafter, **options)
+    assert len(rounds) > 10
+    weights, config = double_weights(drafter), drafter.config
+    head = target.lm_head.weight.double()
+    embedding = target.get_input_embeddings().weight.double()
+    for text, block in rounds:
+        text = text[:, padding:]
+        anchor = text.shape[1] - 1
+        states = target(text, output_hidden_states=True).hidden_states
+        features = torch.cat([states[k + 1][0, :anchor] for k in layers], dim=-1).double()
+        block_ids = [int(text[0, -1])] + [config.mask_token_id] * (config.block_size - 1)
+        hidden = block_hidden(weights, config, features, embedding[block_ids], anchor)
+        drafts, confidences = greedy_block(weights, hidden, head, int(text[0, -1]))
+        num_slots = block.tokens.shape[1]
+        assert block.tokens[0].tolist() == drafts[:num_slots]
+        assert block.confidence_logits[0].tolist() == pytest.approx(confidences[:num_slots], abs=1e-4)
+
+
+def test_each_committed_token_is_projected_once():
+    target, ids = tiny_target(), random_ids(9)
+    drafter = tiny_drafter(target)
+    num_projected = []
+    drafter.fc.register_forward_hook(lambda module, inputs, output: num_projected.append(inputs[0].shape[1]))
+    output = greedy(target, ids, max_new_tokens=24, assistant_model=drafter)
+    # all but what the last rounds committed, which no draft follows
+    assert output.shape[1] - 6 <= sum(num_projected) <= output.shape[1] - 1
