@@ -5,6 +5,7 @@ transformers: help and usage errors come without that wait.
 """
 
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -213,8 +214,10 @@ def _readable_errors(debug: bool) -> Iterator[None]:
         typer.echo("interrupted before any prompt was finished", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except Exception as error:
-        if debug or not _is_users_to_mend(error):
+        if not _is_users_to_mend(error):
             raise
+        if debug:
+            traceback.print_exc()
         typer.echo(f"dspark: error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None
 

@@ -180,7 +180,17 @@ class DSparkConfig(PreTrainedConfig):
         unknown = sorted(set(overrides) - _field_names() - _BASE_KWARGS)
         if unknown:
             raise DSparkConfigError(_unknown_argument_message(unknown, _field_names()))
-        derived = derive_from_target(target_config, tokenizer, overrides)
+        if not isinstance(target_config, PreTrainedConfig):
+            raise DSparkConfigError(
+                f"from_target takes the target's config, got a {type(target_config).__name__}; pass model.config, or "
+                "AutoConfig.from_pretrained(...)"
+            )
+        try:
+            derived = derive_from_target(target_config, tokenizer, overrides)
+        except (AttributeError, RuntimeError) as error:  # a field is missing, or differs from layer to layer
+            raise DSparkConfigError(
+                f"a drafter cannot be derived from a {target_config.model_type!r} target: {error}"
+            ) from error
         return cls(**{**derived, **overrides})
 
     @classmethod
@@ -216,7 +226,23 @@ class DSparkConfig(PreTrainedConfig):
         if ignored:
             logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)
         known = {key: value for key, value in config_dict.items() if key not in ignored}
-        return super().from_dict(known, **kwargs)
+        try:
+            return super().from_dict(known, **kwargs)
+        except AttributeError as error:  # e.g. a dtype that torch does not have
+            raise CheckpointFormatError(f"config.json cannot be read: {error}") from error
+
+
+_FLOAT_FIELDS = frozenset(
+    {
+        "attention_dropout",
+        "confidence_threshold",
+        "embedding_multiplier",
+        "final_logit_softcapping",
+        "initializer_range",
+        "logit_multiplier",
+        "rms_norm_eps",
+    }
+)
 
 
 def _field_names() -> set[str]:
@@ -238,8 +264,10 @@ def _raise_our_errors(original_init: Callable[..., None]) -> Callable[..., None]
 
     @functools.wraps(original_init)
     def __init__(self: DSparkConfig, *args: Any, **kwargs: Any) -> None:
+        # JSON and people write 1 for 1.0.
+        whole = {name: float(kwargs[name]) for name in _FLOAT_FIELDS if type(kwargs.get(name)) is int}
         try:
-            original_init(self, *args, **kwargs)
+            original_init(self, *args, **kwargs | whole)
         except StrictDataclassFieldValidationError as error:
             raise DSparkConfigError(" ".join(str(error).split())) from error
         except TypeError as error:  # a required field is missing

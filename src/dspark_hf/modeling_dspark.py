@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -85,10 +86,17 @@ class DSparkDraftModel(PreTrainedModel):
         Raises:
             CheckpointFormatError: the folder is no drafter that this release reads, or lacks weights.
             DSparkConfigError: its config breaks a rule.
+            OSError: transformers finds no config or no weights under that name.
         """
-        loaded: Any = super().from_pretrained(
-            pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
-        )
+        kwargs["ignore_mismatched_sizes"] = True  # reported below, with what is missing
+        try:
+            loaded: Any = super().from_pretrained(
+                pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise CheckpointFormatError(
+                f"the weights of {pretrained_model_name_or_path} cannot be read ({error}); download them again"
+            ) from error
         drafter, info = loaded
         # transformers fills what is missing or of another shape with random numbers, and goes on.
         absent = sorted({*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])})

@@ -111,6 +111,7 @@ def test_subset_agrees(target, prompts, plain, untrained, policy):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: "-".join(map(str, p.values())))
 def test_twenty_prompts_agree(target, prompts, plain, untrained, policy):
     num_different = num_tokens = 0

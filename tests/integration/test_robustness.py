@@ -6,10 +6,23 @@ import threading
 import pytest
 import torch
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
-from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
+from transformers import (
+    DynamicCache,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaForCausalLM,
+)
 from transformers.generation.stopping_criteria import StoppingCriteria
 
-from dspark_hf import DSparkConfig, DSparkDraftModel, IncompatibleTargetError, record_speculation
+from dspark_hf import (
+    DSparkConfig,
+    DSparkDraftModel,
+    IncompatibleTargetError,
+    UnsupportedGenerationError,
+    record_speculation,
+)
 
 
 @pytest.fixture
@@ -234,6 +247,46 @@ def test_a_head_of_another_width_is_refused(target, drafter):
     target.set_output_embeddings(torch.nn.Linear(32, 70, bias=False))
     with pytest.raises(IncompatibleTargetError, match=r"output head .*\[70, 32\]"):
         greedy(target, random_ids(5), max_new_tokens=4, assistant_model=drafter)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_targets_whose_rope_changes_with_the_length_are_refused_beyond_it(rope_type):
+    config = tiny_target("llama").config
+    config.max_position_embeddings = 24
+    config.rope_parameters = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0}
+    if rope_type == "longrope":
+        config.rope_parameters |= {
+            "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 24,
+        }  # fmt: skip
+    torch.manual_seed(0)
+    target = LlamaForCausalLM(config).eval()
+    drafter = tiny_drafter(target, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    ids = random_ids(9)
+    expected = greedy(target, ids, max_length=24)
+    assert torch.equal(greedy(target, ids, max_length=24, assistant_model=drafter), expected)
+    with pytest.raises(UnsupportedGenerationError, match=f"{rope_type}.*within 24"):
+        greedy(target, ids, max_length=25, assistant_model=drafter)
+
+
+def test_soft_prompts_are_refused(target, drafter, monkeypatch):
+    prepare = target.prepare_inputs_for_generation
+
+    def with_virtual_tokens(input_ids, is_first_iteration=False, **kwargs):
+        inputs = prepare(input_ids, is_first_iteration=is_first_iteration, **kwargs)
+        if is_first_iteration:
+            embeds = target.get_input_embeddings()(inputs.pop("input_ids"))
+            inputs["inputs_embeds"] = torch.cat([torch.ones(1, 3, 32), embeds], dim=1)
+            inputs["position_ids"] = torch.arange(embeds.shape[1] + 3)[None]
+        return inputs
+
+    monkeypatch.setattr(target, "prepare_inputs_for_generation", with_virtual_tokens)
+    with pytest.raises(UnsupportedGenerationError, match="8 positions into its cache for a prompt of 5 tokens"):
+        greedy(target, random_ids(5), max_new_tokens=4, assistant_model=drafter)
+
+
+def test_a_drafter_without_weights_is_refused(target, drafter):
+    with pytest.raises(IncompatibleTargetError, match="meta device"):
+        greedy(target, random_ids(5), max_new_tokens=4, assistant_model=drafter.to("meta"))
 
 
 def hybrid_target():

@@ -8,6 +8,7 @@ from transformers import (
     BloomConfig,
     CohereConfig,
     Gemma3nTextConfig,
+    Gemma4TextConfig,
     GraniteConfig,
     LlamaConfig,
     Qwen3Config,
@@ -146,6 +147,22 @@ def test_bad_values_name_the_field_and_the_rule(target_config, overrides, messag
         DSparkConfig.from_target(target_config, **overrides)
 
 
+def test_whole_numbers_are_taken_for_real_ones(target_config):
+    config = DSparkConfig.from_target(target_config, confidence_threshold=1, logit_multiplier=2)
+    assert (config.confidence_threshold, config.logit_multiplier) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("not_a_config", ["some/path", None, {}])
+def test_from_target_wants_a_config(not_a_config):
+    with pytest.raises(DSparkConfigError, match=r"pass model\.config"):
+        DSparkConfig.from_target(not_a_config)
+
+
+def test_configs_with_fields_that_differ_by_layer_are_refused():
+    with pytest.raises(DSparkConfigError, match="gemma4"):
+        DSparkConfig.from_target(Gemma4TextConfig())
+
+
 def test_a_missing_size_names_the_way_out(target_config):
     fields = DSparkConfig.from_target(target_config).to_dict()
     del fields["hidden_size"]
@@ -200,6 +217,12 @@ def test_a_missing_field_is_an_error_not_a_guess(saved, field):
     edit(saved, **{field: "REMOVE"})
     with pytest.raises(CheckpointFormatError, match=field):
         DSparkDraftModel.from_pretrained(saved)
+
+
+def test_a_dtype_that_torch_does_not_have_is_refused(saved):
+    edit(saved, dtype="foo")
+    with pytest.raises(CheckpointFormatError, match="foo"):
+        DSparkConfig.from_pretrained(saved)
 
 
 def test_an_unknown_key_in_a_file_is_ignored_with_a_warning(saved, caplog):

@@ -1,5 +1,6 @@
 """The one loop: every DSpark generation runs here, round by round."""
 
+import functools
 import logging
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..modeling_dspark import DSparkDraftModel
 from .accept import accept_greedy, accept_sampled
 from .candidate_generator import DSparkCandidateGenerator
 from .outputs import OutputRecorder
-from .refusals import refuse_processors
+from .refusals import refuse_length, refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
 from .sampling import draw_uniforms, law
 from .stopping import StopChecker
@@ -50,7 +51,8 @@ def dspark_decoding(
         UnsupportedGenerationError: before any forward, for inputs that this loop cannot serve.
     """
     refuse_processors(logits_processor)
-    _refuse_inputs(input_ids, model_kwargs, generation_config)
+    _refuse_inputs(input_ids, model_kwargs)
+    refuse_length(model, generation_config.max_length)
     generator = DSparkCandidateGenerator(drafter, model, generation_config, logits_processor, model_kwargs)
     runner = TargetRunner(model, model_kwargs, generation_config, generator.model_kwargs_overrides)
     run = _Run(generator, runner, stopping_criteria, generation_config, streamer)
@@ -195,12 +197,13 @@ class _Run:
             if self.report.num_unusable_rounds == 0:
                 logger.warning(
                     "the drafter produced NaN or infinite numbers; drafts from there on are not verified (output is "
-                    "unaffected, speed is lost). Load the drafter in bfloat16 or float32"
+                    "unaffected, speed is lost). In float16 numbers overflow: load the drafter in bfloat16 or float32. "
+                    "In those dtypes its weights, or the target's head, hold such numbers"
                 )
             self.report.num_unusable_rounds += 1
 
 
-def _refuse_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> None:
+def _refuse_inputs(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
     if input_ids.shape[0] != 1:
         raise UnsupportedGenerationError(
             f"speculation runs one row at a time in this release, got a batch of {input_ids.shape[0]}; "
@@ -230,11 +233,17 @@ def _start_from_empty_cache(
     num_text = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
     if num_text != input_ids.shape[1] or input_ids.shape[1] <= num_cached:
         raise UnsupportedGenerationError(
-            f"the cache holds {num_cached} tokens and only {input_ids.shape[1]} new ones were passed; the drafter "
-            "needs the features of all of them. Pass the whole sequence as input_ids, or leave assistant_model out"
+            f"the cache holds {num_cached} tokens and {input_ids.shape[1]} ids were passed, which is not a longer "
+            "text; the drafter needs the features of every token. Pass the whole sequence as input_ids, with an empty "
+            "cache (cache.reset()) if it holds no less, or leave assistant_model out"
         )
-    logger.warning(
-        "the cache holds %d tokens without the features that the drafter needs; the whole sequence is run again",
-        num_cached,
-    )
+    _warn_of_second_run()
     cache.reset()
+
+
+@functools.cache
+def _warn_of_second_run() -> None:
+    """Once: a chat would repeat it every turn."""
+    logger.warning(
+        "a cache that holds tokens comes without the features that the drafter needs; the whole sequence is run again"
+    )

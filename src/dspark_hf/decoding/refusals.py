@@ -19,10 +19,13 @@ STATEFUL_PROCESSORS = (
     lp.DiaEOSDelayPatternLogitsProcessor,
 )
 
+_CHANGING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
+
 # Other ways to speculate: they would run instead of the drafter, or change what the target says.
 _CONFLICTING_OPTIONS = (
     "assistant_early_exit",
     "assistant_ensemble_weight",
+    "dola_layers",
     "prompt_lookup_num_tokens",
     "speculation_type",
     "use_mtp",
@@ -74,6 +77,8 @@ def refuse_generation(
 
 def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
     """Raise IncompatibleTargetError where the drafter was not made for this target."""
+    if drafter.device.type == "meta":
+        raise IncompatibleTargetError("the drafter is on the meta device and has no weights; load it before generating")
     theirs = target.config.get_text_config(decoder=True)
     ours = drafter.config
     pairs: list[tuple[str, Any, Any]] = [
@@ -104,6 +109,30 @@ def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
         raise IncompatibleTargetError(
             f"{type(target).__name__} has no output head (get_output_embeddings() is None), and the drafter borrows "
             "it; load the target with AutoModelForCausalLM"
+        )
+
+
+def refuse_length(target: TargetModel, max_length: int) -> None:
+    """Raise for targets whose RoPE changes with the length of the text, where this call may pass the change.
+
+    Their forward over several tokens then is not what it would be one token at a time, with any way of speculating.
+
+    Raises:
+        UnsupportedGenerationError: the text may grow past the length where frequencies change.
+    """
+    config = target.config.get_text_config(decoder=True)
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    changing = {part.get("rope_type") for part in parts} & _CHANGING_ROPE_TYPES
+    if not changing:
+        return
+    named = [part.get("original_max_position_embeddings") for part in parts]
+    limit = min(config.max_position_embeddings, *(int(length) for length in named if length is not None))
+    if max_length > limit:
+        raise UnsupportedGenerationError(
+            f"{type(target).__name__} has {sorted(map(str, changing))[0]!r} RoPE, whose frequencies change when a text passes {limit} "
+            f"tokens, and this call may reach {max_length}; drafts cannot be verified across that. Keep prompt and new "
+            f"tokens within {limit}, or leave assistant_model out"
         )
 
 

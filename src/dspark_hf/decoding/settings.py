@@ -47,7 +47,7 @@ def _num_draft_tokens(config: DSparkConfig, generation_config: GenerationConfig)
     asked = generation_config.num_assistant_tokens
     if asked is None or asked == MERGED_NUM_ASSISTANT_TOKENS:
         return config.block_size
-    if not isinstance(asked, int) or asked < 1:
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
         raise UnsupportedGenerationError(
             f"num_assistant_tokens must be a whole number >= 1, got {asked!r}; leave assistant_model out for plain "
             "generation"

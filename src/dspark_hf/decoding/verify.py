@@ -97,6 +97,12 @@ class TargetRunner:
             self._require_roll_back()  # recurrent layers know only after their first forward
             observe(outputs)
         assert outputs is not None, "a prompt has at least one chunk"
+        if (num_cached := int(self.cache.get_seq_length())) != length:
+            raise UnsupportedGenerationError(
+                f"{type(self._model).__name__} put {num_cached} positions into its cache for a prompt of {length} "
+                "tokens (a soft prompt, or a model without a cache); a drafter needs one position per token. Leave "
+                "assistant_model out"
+            )
         # From here on layers of fixed size keep what a roll-back needs. Not before: a layer that records keeps the
         # whole prompt, and convolution layers do not pad prompts shorter than their kernel then.
         self.cache.activate_past_recording()
@@ -123,7 +129,7 @@ class TargetRunner:
 
     def commit(self, outputs: ModelOutput, num_tokens: int, num_surplus: int) -> None:
         """Take `num_tokens` new tokens as committed and forget the last `num_surplus` positions of the forward."""
-        outputs[CACHE_KEY].crop(-num_surplus)
+        self.cache.crop(-num_surplus)
         self._kwargs = self._model._update_model_kwargs_for_generation(
             outputs, self._kwargs, is_encoder_decoder=False, num_new_tokens=num_tokens
         )

@@ -197,6 +197,9 @@ def _device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise ComparisonError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ComparisonError(f"device {device!r} was asked for, and torch sees no CUDA device; use cpu")
+    return chosen
