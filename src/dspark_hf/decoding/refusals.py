@@ -123,14 +123,14 @@ def refuse_length(target: TargetModel, max_length: int) -> None:
     config = target.config.get_text_config(decoder=True)
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    changing = {part.get("rope_type") for part in parts} & _CHANGING_ROPE_TYPES
+    changing = sorted({str(part.get("rope_type")) for part in parts} & _CHANGING_ROPE_TYPES)
     if not changing:
         return
     named = [part.get("original_max_position_embeddings") for part in parts]
     limit = min(config.max_position_embeddings, *(int(length) for length in named if length is not None))
     if max_length > limit:
         raise UnsupportedGenerationError(
-            f"{type(target).__name__} has {sorted(map(str, changing))[0]!r} RoPE, whose frequencies change when a text passes {limit} "
+            f"{type(target).__name__} has {changing[0]!r} RoPE, whose frequencies change when a text passes {limit} "
             f"tokens, and this call may reach {max_length}; drafts cannot be verified across that. Keep prompt and new "
             f"tokens within {limit}, or leave assistant_model out"
         )
