@@ -127,7 +127,7 @@ def refuse_length(target: TargetModel, max_length: int) -> None:
     if not changing:
         return
     named = [part.get("original_max_position_embeddings") for part in parts]
-    limit = min(config.max_position_embeddings, *(int(length) for length in named if length is not None))
+    limit = min([config.max_position_embeddings, *(int(length) for length in named if length is not None)])
     if max_length > limit:
         raise UnsupportedGenerationError(
             f"{type(target).__name__} has {changing[0]!r} RoPE, whose frequencies change when a text passes {limit} "
