@@ -125,6 +125,7 @@ def _agreement(report: ComparisonReport, console: Console) -> None:
     differing = [prompt for prompt in report.prompts if prompt.difference is not None]
     if not differing:
         return
+    _note(console, "First differences: number of the new token, both token ids, the target's logit gap there.")
     console.print("", _differences_table(differing[:MAX_DIFFERENCES_SHOWN]), "")
     if len(differing) > MAX_DIFFERENCES_SHOWN:
         hidden = len(differing) - MAX_DIFFERENCES_SHOWN
@@ -146,7 +147,7 @@ def _agreement(report: ComparisonReport, console: Console) -> None:
 
 
 def _differences_table(prompts: list[PromptResult]) -> Table:
-    table = _table("prompt", "differs at token", "plain id", "DSpark id", "logit gap", "verdict")
+    table = _table("prompt", "at token", "plain", "DSpark", "gap", "verdict")
     for prompt in prompts:
         found = prompt.difference
         assert found is not None, "only differing prompts are shown"
