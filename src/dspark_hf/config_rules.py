@@ -134,15 +134,15 @@ def _check_heads(config: "DSparkConfig") -> None:
         config.confidence_head_with_markov,
         "needs markov_rank >= 1, there is no embedding of the previous token at rank 0; set it to False",
     )
-    layer_types = config.layer_types or []
+    layer_types = config.layer_types
     _require(
-        len(layer_types) == config.num_hidden_layers,
+        layer_types is None or len(layer_types) == config.num_hidden_layers,
         "layer_types",
         layer_types,
         f"must have one entry per draft layer ({config.num_hidden_layers})",
     )
     _require(
-        all(kind in DRAFT_LAYER_TYPES for kind in layer_types),
+        all(kind in DRAFT_LAYER_TYPES for kind in layer_types or ()),
         "layer_types",
         layer_types,
         f"may only hold {DRAFT_LAYER_TYPES} in this release",

@@ -50,8 +50,6 @@ _BASE_KWARGS = frozenset(
         "num_labels",
         "output_attentions",
         "quantization_config",
-        "rope_scaling",
-        "rope_theta",
         "torch_dtype",
     }
 )
@@ -148,9 +146,9 @@ class DSparkConfig(PreTrainedConfig):
         unknown = sorted(set(kwargs) - _BASE_KWARGS)
         if unknown:
             raise DSparkConfigError(_unknown_argument_message(unknown, _field_names()))
+        check_config(self)  # before anything is sized by a field
         if self.layer_types is None:
             self.layer_types = ["full_attention"] * self.num_hidden_layers
-        check_config(self)
         super().__post_init__(**kwargs)
 
     # -- construction -------------------------------------------------------------------------------------------
@@ -223,7 +221,7 @@ class DSparkConfig(PreTrainedConfig):
                 "and draft nonsense. Add them, or save the drafter again with save_pretrained"
             )
         ignored = sorted(set(config_dict) - _field_names() - _BASE_KWARGS)
-        if ignored:
+        if any(config_dict[key] is not None for key in ignored):
             logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)
         known = {key: value for key, value in config_dict.items() if key not in ignored}
         try:

@@ -179,7 +179,9 @@ class DSparkDraftModel(PreTrainedModel):
 
     def embed(self, token_ids: Tensor, target_embedding: nn.Module) -> Tensor:
         """Embed ids `[rows, T]` with the target's module, in the drafter's dtype and on its device."""
-        embeddings = target_embedding(token_ids) * self.config.embedding_multiplier
+        embeddings = target_embedding(token_ids)
+        if self.config.embedding_multiplier != 1.0:
+            embeddings = embeddings * self.config.embedding_multiplier
         embedded: Tensor = embeddings.to(device=self.device, dtype=self.dtype)
         return embedded
 

@@ -1,6 +1,5 @@
 """SmolLM2-135M-Instruct in float32: greedy output of real prompts agrees with plain generate."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from tiny import OracleDrafter
 
 from dspark_hf import DSparkConfig, DSparkDraftModel, zoo
+from dspark_hf.prompts import encode_prompt, load_prompts, quickstart_prompts
 
 PROMPTS = Path(__file__).parents[3] / "shared" / "data" / "prompts" / "eval"
 # Fixed by id: twenty prompts over six kinds of task.
@@ -27,10 +27,10 @@ POLICIES = [
     {"verification_policy": "threshold", "assistant_confidence_threshold": 0.9},
 ]
 
-pytestmark = [
-    pytest.mark.real_model,
-    pytest.mark.skipif(not PROMPTS.is_dir(), reason="needs the evaluation prompts of ../shared/data/prompts"),
-]
+pytestmark = pytest.mark.real_model
+needs_eval_prompts = pytest.mark.skipif(
+    not PROMPTS.is_dir(), reason="needs the evaluation prompts of ../shared/data/prompts"
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +40,13 @@ def target():
 
 @pytest.fixture(scope="module")
 def prompts():
-    """`{id: int64 [1, length]}`, the first user turns in the target's chat template."""
+    """`{id: int64 [1, length]}` in the target's chat template: those fixed by id, else the ones of the package."""
     tokenizer = zoo.load_tokenizer("smollm2-135m-instruct")
-    chosen = {}
-    for name, count in PROMPT_IDS.items():
-        lines = (PROMPTS / f"{name}.jsonl").read_text().splitlines()[:count]
-        for record in map(json.loads, lines):
-            messages = [{"role": "user", "content": record["turns"][0]}]
-            encoded = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
-            chosen[record["id"]] = encoded["input_ids"]
-    assert len(chosen) == 20
-    return chosen
+    chosen = quickstart_prompts()
+    if PROMPTS.is_dir():
+        chosen = [p for name, count in PROMPT_IDS.items() for p in load_prompts(PROMPTS / f"{name}.jsonl")[:count]]
+        assert len(chosen) == 20
+    return {prompt.id: encode_prompt(tokenizer, prompt) for prompt in chosen}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +96,7 @@ def oracle_for(target, expected, ids):
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: "-".join(map(str, p.values())))
 def test_subset_agrees(target, prompts, plain, untrained, policy):
-    for prompt_id in ("gsm8k/894", "mbpp/247"):
+    for prompt_id in list(prompts)[:2]:
         ids, expected = prompts[prompt_id], plain(prompt_id)
         report, _ = assert_agrees(target, oracle_for(target, expected, ids), ids, expected, **policy)
         if policy["verification_policy"] == "full":
@@ -110,6 +104,7 @@ def test_subset_agrees(target, prompts, plain, untrained, policy):
     assert_agrees(target, untrained, ids, expected, **policy)
 
 
+@needs_eval_prompts
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: "-".join(map(str, p.values())))

@@ -25,16 +25,6 @@ from dspark_hf import (
 )
 
 
-@pytest.fixture
-def target():
-    return tiny_target()
-
-
-@pytest.fixture
-def drafter(target):
-    return tiny_drafter(target)
-
-
 def test_twice_in_a_row_and_with_other_prompts(target, drafter):
     for length in (9, 9, 3, 20):
         ids = random_ids(length, seed=length)
@@ -224,7 +214,13 @@ def test_a_refused_call_leaves_the_users_cache_alone(target, drafter):
     cache, ids = DynamicCache(config=target.config), random_ids(7)
     text = greedy(target, ids, max_new_tokens=6, cache=cache)
     held = cache.get_seq_length()
-    for options in ({"verification_policy": "nope"}, {"num_assistant_tokens": 0}, {"num_return_sequences": 2}):
+    refused = [
+        {"verification_policy": "nope"},
+        {"num_assistant_tokens": 0},
+        {"num_return_sequences": 2},
+        {"prefill_chunk_size": -1},
+    ]
+    for options in refused:
         with pytest.raises(ValueError, match=next(iter(options))):
             greedy(target, text, max_new_tokens=4, cache=cache, assistant_model=drafter, **options)
         assert cache.get_seq_length() == held

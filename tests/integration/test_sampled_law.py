@@ -185,57 +185,37 @@ def test_control_dropping_a_draft_by_its_value_is_caught_at_this_sample_size(pai
     assert min(values) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["temperature_1", "top_k", "top_p", "temperature_0.7"])
-def test_generate_follows_the_target_law(pair, name, request):
-    target, drafter = pair
+def generated_p_value(target, drafter, name, num_draws, seed, **options):
+    """Chi-square of three tokens drawn by generate(), one call per draw."""
     prompt = random_ids(6, vocab_size=VOCAB)
-    options = {"top_k": 0} | WARPERS[name]
-    torch.manual_seed(1)
-    counts = Counter(
-        tuple(
-            target.generate(prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options)[
-                0, 6:
-            ].tolist()
-        )
-        for _ in range(700)
-    )
-    joint = exact_law(target, prompt, processors_of(target, WARPERS[name]), 3)
-    assert p_value(counts, joint) > LEVEL
+    options = {"top_k": 0} | WARPERS[name] | options
+    torch.manual_seed(seed)
+    counts = Counter()
+    for _ in range(num_draws):
+        output = target.generate(prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options)
+        counts[tuple(output[0, 6:].tolist())] += 1
+    return p_value(counts, exact_law(target, prompt, processors_of(target, WARPERS[name]), 3))
+
+
+@pytest.mark.parametrize("name", ["temperature_1", "top_k", "top_p", "temperature_0.7"])
+def test_generate_follows_the_target_law(pair, name):
+    assert generated_p_value(*pair, name, 700, seed=1) > LEVEL
 
 
 @pytest.mark.parametrize("name", ["temperature_1", "repetition_penalty"])
 def test_generate_follows_the_target_law_under_a_threshold(pair, name):
-    target, drafter = pair
-    prompt = random_ids(6, vocab_size=VOCAB)
-    options = {"top_k": 0, "verification_policy": "threshold", "assistant_confidence_threshold": 0.12} | WARPERS[name]
-    torch.manual_seed(3)
-    counts = Counter()
+    threshold = {"verification_policy": "threshold", "assistant_confidence_threshold": 0.12}
     with record_speculation() as report:
-        for _ in range(700):
-            output = target.generate(prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options)
-            counts[tuple(output[0, 6:].tolist())] += 1
+        assert generated_p_value(*pair, name, 700, seed=3, **threshold) > LEVEL
     assert 0 < report.num_verified < report.num_drafted
-    assert p_value(counts, exact_law(target, prompt, processors_of(target, WARPERS[name]), 3)) > LEVEL
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", WARPERS)
 @pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
 def test_generate_follows_the_target_law_with_many_draws(pair, name, head):
-    target, _ = pair
-    drafter = tiny_drafter(target, block_size=3, num_hidden_layers=1, markov_head_type=head)
-    prompt = random_ids(6, vocab_size=VOCAB)
-    options = {"top_k": 0} | WARPERS[name]
-    torch.manual_seed(2)
-    counts = Counter(
-        tuple(
-            target.generate(prompt, do_sample=True, max_new_tokens=3, assistant_model=drafter, **options)[
-                0, 6:
-            ].tolist()
-        )
-        for _ in range(2000)
-    )
-    assert p_value(counts, exact_law(target, prompt, processors_of(target, WARPERS[name]), 3)) > LEVEL
+    drafter = tiny_drafter(pair[0], block_size=3, num_hidden_layers=1, markov_head_type=head)
+    assert generated_p_value(pair[0], drafter, name, 2000, seed=2) > LEVEL
 
 
 def test_control_plain_sampling_passes_and_another_temperature_fails(pair):

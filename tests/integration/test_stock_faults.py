@@ -12,16 +12,6 @@ from dspark_hf.decoding.loop import _warn_of_second_run
 from dspark_hf.decoding.route import _ROUTE_MARK
 
 
-@pytest.fixture
-def target():
-    return tiny_target()
-
-
-@pytest.fixture
-def drafter(target):
-    return tiny_drafter(target)
-
-
 def test_1_a_used_cache_is_run_again_from_the_whole_sequence(target, drafter, caplog):
     _warn_of_second_run.cache_clear()
     ids = random_ids(7)

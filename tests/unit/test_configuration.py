@@ -94,6 +94,15 @@ def test_unknown_arguments_fail_with_a_hint(target_config):
         DSparkConfig(**DSparkConfig.from_target(target_config).to_dict(), nonsense=1)
 
 
+@pytest.mark.parametrize("old_name", [{"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {"rope_theta": 5.0}])
+def test_old_names_of_rope_do_not_get_past_its_rules(target_config, saved, old_name):
+    with pytest.raises(DSparkConfigError, match=next(iter(old_name))):
+        DSparkConfig.from_target(target_config, **old_name)
+    before = DSparkConfig.from_pretrained(saved).rope_parameters
+    edit(saved, **old_name)
+    assert DSparkConfig.from_pretrained(saved).rope_parameters == before
+
+
 def test_encoder_decoder_targets_are_refused():
     with pytest.raises(DSparkConfigError, match="encoder-decoder"):
         DSparkConfig.from_target(T5Config())

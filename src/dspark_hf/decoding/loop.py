@@ -56,7 +56,8 @@ def dspark_decoding(
     generator = DSparkCandidateGenerator(drafter, model, generation_config, logits_processor, model_kwargs)
     runner = TargetRunner(model, model_kwargs, generation_config, generator.model_kwargs_overrides)
     run = _Run(generator, runner, stopping_criteria, generation_config, streamer)
-    # Last, when nothing is left that could refuse the call: it may empty the caller's cache.
+    runner.refuse_prompt(input_ids)
+    # After all refusals that need no forward: it may empty the caller's cache.
     _start_from_empty_cache(input_ids, model_kwargs, generation_config)
     with runner.guarding_cache():
         is_done = run.prompt(input_ids)
@@ -171,7 +172,7 @@ class _Run:
         num_accepted, is_valid = torch.stack([acceptance.num_accepted[0], acceptance.is_valid[0].long()]).tolist()
         if not is_valid:
             raise RuntimeError(
-                f"the target's probability tensor for the token after position {self.ids.shape[1] + num_accepted} "
+                f"the target's probability tensor at position {self.ids.shape[1] + num_accepted} "
                 "contains `inf` or `nan`, or forbids every token; check the target's weights and the logits processors"
             )
         return int(num_accepted)

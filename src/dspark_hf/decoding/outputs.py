@@ -75,10 +75,10 @@ class OutputRecorder:
         num_queries, num_keys = weights.shape[-2:]
         layer: Any = self._cache.layers[layer_idx]
         if layer.is_compileable:  # a static layer always shows its whole buffer
-            return weights[..., position : position + 1, :]
+            return weights[..., position : position + 1, :].clone()
         end = num_keys - num_queries + position + 1
         start = max(0, end - layer.sliding_window) if getattr(layer, "is_sliding", False) else 0
-        return weights[..., position : position + 1, start:end]
+        return weights[..., position : position + 1, start:end].clone()
 
 
 def _as_tuple(items: list[Any] | None) -> tuple[Any, ...] | None:

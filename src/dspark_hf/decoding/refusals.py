@@ -82,9 +82,9 @@ def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
     theirs = target.config.get_text_config(decoder=True)
     ours = drafter.config
     pairs: list[tuple[str, Any, Any]] = [
-        ("hidden_size", theirs.hidden_size, ours.hidden_size),
-        ("vocab_size", theirs.vocab_size, ours.vocab_size),
-        ("number of decoder layers", theirs.num_hidden_layers, ours.num_target_layers),
+        ("hidden_size", getattr(theirs, "hidden_size", None), ours.hidden_size),
+        ("vocab_size", getattr(theirs, "vocab_size", None), ours.vocab_size),
+        ("number of decoder layers", getattr(theirs, "num_hidden_layers", None), ours.num_target_layers),
     ]
     for what, target_value, drafter_value in pairs:
         if target_value != drafter_value:

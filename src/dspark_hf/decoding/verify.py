@@ -74,27 +74,41 @@ class TargetRunner:
                 if hasattr(layer, "record_past"):
                     layer.record_past = False
 
+    def refuse_prompt(self, input_ids: Tensor) -> None:
+        """Raise for a prompt that [`prefill`] could not run; nothing has been touched by then.
+
+        Raises:
+            UnsupportedGenerationError: the cache cannot be rolled back, or the inputs cannot be cut into chunks.
+        """
+        chunk_size = self._generation_config.prefill_chunk_size
+        if chunk_size is not None and chunk_size < 1:
+            raise UnsupportedGenerationError(
+                f"prefill_chunk_size must be >= 1, or None for no chunks, got {chunk_size}"
+            )
+        uncuttable = sorted(
+            key for key, value in self._kwargs.items() if value is not None and key not in _CHUNKABLE_KWARGS
+        )
+        if chunk_size is not None and chunk_size < input_ids.shape[1] and uncuttable:
+            raise UnsupportedGenerationError(
+                f"prefill_chunk_size={chunk_size} cannot cut the inputs {uncuttable}; set prefill_chunk_size=None"
+            )
+        if not any(self.cache.is_linear):  # such layers know only after their first forward
+            self._require_roll_back()
+
     def prefill(self, input_ids: Tensor, observe: Observer) -> ModelOutput:
         """Run the prompt `[1, length]`, in chunks if generate() was asked to, and return the last forward's outputs.
 
         `observe` sees the outputs of every forward.
 
         Raises:
-            UnsupportedGenerationError: the cache cannot be rolled back, or the inputs cannot be cut into chunks.
+            UnsupportedGenerationError: the cache turns out to be recurrent, or not to hold one position per token.
         """
         length = input_ids.shape[1]
-        chunk_size = self._generation_config.prefill_chunk_size
-        if chunk_size is not None and chunk_size < 1:
-            raise UnsupportedGenerationError(
-                f"prefill_chunk_size must be >= 1, or None for no chunks, got {chunk_size}"
-            )
-        if not any(self.cache.is_linear):
-            self._require_roll_back()
         outputs = None
-        for ids, kwargs in self._prompt_chunks(input_ids, chunk_size or length):
+        for ids, kwargs in self._prompt_chunks(input_ids):
             inputs = self._model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
             outputs = self._model(**inputs | self._capture, return_dict=True)
-            self._require_roll_back()  # recurrent layers know only after their first forward
+            self._require_roll_back()
             observe(outputs)
         assert outputs is not None, "a prompt has at least one chunk"
         if (num_cached := int(self.cache.get_seq_length())) != length:
@@ -160,25 +174,17 @@ class TargetRunner:
             if surplus > 0:
                 layer.crop(-surplus)
 
-    def _prompt_chunks(self, input_ids: Tensor, chunk_size: int) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    def _prompt_chunks(self, input_ids: Tensor) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         length = input_ids.shape[1]
+        chunk_size = self._generation_config.prefill_chunk_size or length
         if chunk_size >= length:
             yield input_ids, self._kwargs
             return
-        uncuttable = sorted(
-            key for key, value in self._kwargs.items() if value is not None and key not in _CHUNKABLE_KWARGS
-        )
-        if uncuttable:
-            raise UnsupportedGenerationError(
-                f"prefill_chunk_size={chunk_size} cannot cut the inputs {uncuttable}; set prefill_chunk_size=None"
-            )
         for start in range(0, length, chunk_size):
             end = min(start + chunk_size, length)
             kwargs = dict(self._kwargs)
-            for key in (
-                "attention_mask",
-                "token_type_ids",
-            ):  # read by position, from 0 to the chunk's end
+            # Read by position, from 0 to the chunk's end.
+            for key in ("attention_mask", "token_type_ids"):
                 if kwargs.get(key) is not None:
                     kwargs[key] = kwargs[key][..., :end]
             if kwargs.get("position_ids") is not None:
