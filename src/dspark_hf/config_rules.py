@@ -65,6 +65,12 @@ def _check_sizes(config: "DSparkConfig") -> None:
         config.mask_token_id,
         f"must be a token id of the target, 0 to {config.vocab_size - 1}",
     )
+    _require(
+        config.draft_vocab_size is None or 1 <= config.draft_vocab_size < config.vocab_size,
+        "draft_vocab_size",
+        config.draft_vocab_size,
+        f"must be >= 1 and below vocab_size ({config.vocab_size}), or None for the whole vocabulary",
+    )
     for name, largest in (("num_hidden_layers", MAX_DRAFT_LAYERS), ("block_size", MAX_BLOCK_SIZE)):
         _require(getattr(config, name) <= largest, name, getattr(config, name), f"must be <= {largest}")
     _require(

@@ -26,6 +26,7 @@ _OPTIONAL_ON_LOAD = frozenset(
         "attention_dropout",
         "bos_token_id",
         "confidence_threshold",
+        "draft_vocab_size",
         "embedding_multiplier",
         "eos_token_id",
         "final_logit_softcapping",
@@ -80,6 +81,9 @@ class DSparkConfig(PreTrainedConfig):
         block_size (`int`, *optional*, defaults to 7): gamma, drafts per round (bonus token not counted).
         draft_layout (`str`, *optional*, defaults to `"anchor_first"`): `anchor_first`: the block is the anchor and
             `block_size - 1` masks, and slot k predicts token anchor + k + 1.
+        draft_vocab_size (`int`, *optional*): Tokens that can be drafted, fewer than `vocab_size`; `None` means all. Which
+            ones is part of the weights (`d2t`: draft id `i` is token `i + d2t[i]`); all others have draft
+            probability 0, which costs acceptance and never exactness.
         markov_rank (`int`, *optional*, defaults to 256): Rank r of the sequential head; 0 means none (DFlash).
         markov_head_type (`str`, *optional*, defaults to `"vanilla"`): `vanilla` (Eq. 5), `gated` or `rnn` (Eq. 6).
         enable_confidence_head (`bool`, *optional*, defaults to `True`): Whether acceptance is estimated (Eq. 7).
@@ -118,6 +122,7 @@ class DSparkConfig(PreTrainedConfig):
     num_hidden_layers: int = 5
     block_size: int = 7
     draft_layout: str = "anchor_first"
+    draft_vocab_size: int | None = None
     markov_rank: int = 256
     markov_head_type: str = "vanilla"
     enable_confidence_head: bool = True

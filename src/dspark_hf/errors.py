@@ -4,6 +4,7 @@
     ├── DSparkConfigError        (ValueError)    a drafter's configuration breaks a rule
     ├── CheckpointFormatError    (ValueError)    a folder is not a drafter we can read
     ├── IncompatibleTargetError  (ValueError)    drafter and target do not belong together
+    ├── TrainingDataError        (ValueError)    answers, features or settings that no drafter can be trained from
     ├── UnsupportedGenerationError (ValueError)  generate() was asked for something speculation cannot do
     └── UnsupportedTransformersError (ImportError) this transformers release cannot host the route
 
@@ -26,6 +27,10 @@ class CheckpointFormatError(DSparkError, ValueError):
 
 class IncompatibleTargetError(DSparkError, ValueError):
     """Drafter and target differ in something they must share (hidden size, vocabulary, depth)."""
+
+
+class TrainingDataError(DSparkError, ValueError):
+    """Training data, a feature cache or a training setting that cannot be used, or a file that cannot be written."""
 
 
 class UnsupportedGenerationError(DSparkError, ValueError):

@@ -1,6 +1,7 @@
 """`DSparkDraftModel`: target features and an anchor in, hidden states of a block of draft slots out."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
-from .model.backbone import DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from .model.confidence_head import ConfidenceHead
 from .model.context_cache import DraftContextCache
+from .model.draft_vocab import DraftVocabHead, check_offsets, token_ids_of
 from .model.sequential_heads import build_sequential_head
 
 
@@ -53,6 +55,8 @@ class DSparkDraftModel(PreTrainedModel):
         self.rotary_emb = Qwen3RotaryEmbedding(config)  # type: ignore[arg-type]  # reads fields that we have too
         self.markov_head = build_sequential_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
+        if config.draft_vocab_size is not None:  # until trained or loaded, the lowest ids
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
         self.post_init()
 
     @torch.no_grad()
@@ -106,6 +110,8 @@ class DSparkDraftModel(PreTrainedModel):
                 f"shape, among them {absent[:3]}; with random numbers in their place it would draft nonsense. Download "
                 "it again, or correct its config.json if that describes another drafter"
             )
+        if (offsets := getattr(drafter, "d2t", None)) is not None:
+            check_offsets(offsets, drafter.config.vocab_size)
         return (drafter, info) if output_loading_info else drafter
 
     @classmethod
@@ -140,7 +146,7 @@ class DSparkDraftModel(PreTrainedModel):
         position_ids: Tensor,
         context_features: Tensor | None = None,
         context_position_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask = None,
         cache: DraftContextCache | None = None,
     ) -> BaseModelOutput:
         """Hidden states `h_1..h_T` of a block: final-norm outputs, ready for the target's output head.
@@ -151,7 +157,8 @@ class DSparkDraftModel(PreTrainedModel):
             context_features: `[rows, S, m * hidden]`, features of committed tokens that the cache does not hold yet;
                 all lie strictly before the anchor. They are added to the cache.
             context_position_ids: `[rows, S]`, their absolute positions.
-            attention_mask: Additive or bool mask `[rows, 1, T, cached + S + T]`; None: every slot sees everything.
+            attention_mask: Additive or bool mask `[rows, 1, T, cached + S + T]`, or [`PackedBlocks`] for T tokens that
+                are many independent blocks; None: every slot sees everything.
             cache: Context of this generation; None: `context_features` is the whole context.
 
         Returns:
@@ -185,13 +192,24 @@ class DSparkDraftModel(PreTrainedModel):
         embedded: Tensor = embeddings.to(device=self.device, dtype=self.dtype)
         return embedded
 
-    def base_logits(self, hidden: Tensor, target_head: nn.Module) -> Tensor:
+    @property
+    def draft_token_ids(self) -> Tensor | None:
+        """int64 `[draft_vocab_size]`, the tokens that can be drafted, in increasing order; None: all of them."""
+        offsets: Tensor | None = getattr(self, "d2t", None)
+        return None if offsets is None else token_ids_of(offsets)
+
+    def borrow_head(self, target_head: nn.Module) -> Callable[[Tensor], Tensor]:
+        """What [`base_logits`] takes: the target's head, or its rows for a reduced draft vocabulary."""
+        ids = self.draft_token_ids
+        return target_head if ids is None else DraftVocabHead(target_head, ids)
+
+    def base_logits(self, hidden: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
         """`U_k`: the target's head on `hidden` `[rows, T, hidden]`, as the target's forward treats its logits.
 
-        `hidden` comes in the dtype and on the device that the head computes in.
+        `target_head` comes from [`borrow_head`], `hidden` in the dtype and on the device that it computes in.
 
         Returns:
-            float32 `[rows, T, vocab]` on the drafter's device.
+            float32 `[rows, T, draft vocabulary]` on the drafter's device.
         """
         logits = target_head(hidden).to(device=self.device, dtype=torch.float32)
         if self.config.logit_multiplier != 1.0:

@@ -57,9 +57,10 @@ class DSparkCandidateGenerator(CandidateGenerator):
         config = drafter.config
         self._drafter = drafter
         self._embedding = target.get_input_embeddings()
-        self._head = target.get_output_embeddings()
+        target_head = target.get_output_embeddings()
+        self._head = drafter.borrow_head(target_head)
         self._target_device = target.device
-        self._head_device, self._head_dtype = _where_it_computes(self._head, target)
+        self._head_device, self._head_dtype = _where_it_computes(target_head, target)
         self._max_length: int = generation_config.max_length
         self._do_sample = bool(generation_config.do_sample)
         self.processor = ScoreProcessor(logits_processor)

@@ -27,7 +27,7 @@ def draft_block(
 
     Args:
         hidden: `h_k`, `[rows, slots, hidden]`.
-        base_logits: `U_k`, float32 `[rows, slots, vocab]`.
+        base_logits: `U_k`, float32 `[rows, slots, draft vocabulary]`.
         prefix_ids: int64 `[rows, length]`, committed tokens; the last one is the anchor `x_0`.
         processor: The processors of this generate() call.
         do_sample: False: take the best token of each slot's processed scores.
@@ -36,6 +36,7 @@ def draft_block(
     device = prefix_ids.device  # of everything that acceptance will see; the drafter may be elsewhere
     uniforms = draw_uniforms(num_slots, rows, device=device) if do_sample else None
     head = drafter.markov_head
+    draft_ids = drafter.draft_token_ids
     state = head.start(rows) if head is not None else None
     previous = prefix_ids[:, -1]
     slots: list[_Slot] = []
@@ -47,6 +48,10 @@ def draft_block(
             embeddings.append(embedding)
             bias, state = head.step(embedding, hidden[:, k], state)
             logits = logits + bias
+        if draft_ids is not None:
+            # Processors and acceptance speak of the whole vocabulary; what cannot be drafted has probability 0.
+            whole = logits.new_full((rows, drafter.config.vocab_size), -torch.inf)
+            logits = whole.index_copy_(1, draft_ids, logits)
         slots.append(_draw(logits.to(device), prefix_ids, processor, None if uniforms is None else uniforms[k]))
         previous = slots[-1].token
         if processor.reads_prefix:

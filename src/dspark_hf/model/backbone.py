@@ -20,10 +20,12 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from ..configuration_dspark import DSparkConfig
 from .context_cache import DraftContextCache
+from .packed_blocks import PackedBlocks, attend_packed
 
-__all__ = ["DSparkAttention", "DSparkDecoderLayer", "Qwen3RMSNorm", "Qwen3RotaryEmbedding"]
+__all__ = ["AttentionMask", "DSparkAttention", "DSparkDecoderLayer", "Qwen3RMSNorm", "Qwen3RotaryEmbedding"]
 
 RotaryTables = tuple[Tensor, Tensor]  # cos, sin, each [rows, tokens, head_dim]
+AttentionMask = Tensor | PackedBlocks | None
 
 
 class DSparkAttention(nn.Module):
@@ -60,7 +62,7 @@ class DSparkAttention(nn.Module):
         block: Tensor,
         context: Tensor | None,
         rotary: RotaryTables,
-        attention_mask: Tensor | None,
+        attention_mask: AttentionMask,
         cache: DraftContextCache | None,
     ) -> Tensor:
         """Attend from `block` `[rows, T, hidden]` to cached context, new `context` `[rows, S, hidden]` and the block.
@@ -77,6 +79,9 @@ class DSparkAttention(nn.Module):
         )
         if cache is not None:
             keys, values = cache.append(self.layer_idx, keys, values)
+        if isinstance(attention_mask, PackedBlocks):
+            packed = attend_packed(queries, keys, values, attention_mask, scaling=self.scaling)
+            return self.o_proj(packed.reshape(*block.shape[:-1], -1))
         attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -108,7 +113,7 @@ class DSparkDecoderLayer(nn.Module):
         block: Tensor,
         context: Tensor | None,
         rotary: RotaryTables,
-        attention_mask: Tensor | None,
+        attention_mask: AttentionMask,
         cache: DraftContextCache | None,
     ) -> Tensor:
         """`block` `[rows, T, hidden]` to the same shape; the context is read as it is, without this layer's norm."""

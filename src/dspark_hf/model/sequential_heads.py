@@ -1,7 +1,8 @@
 """Sequential heads: the logit bias `B_k` that a slot's previous tokens add to the parallel backbone's logits.
 
-Each head has the same two methods, so that drafting (one slot at a time) and training (all slots at once, with the
-true previous tokens) share them: `start` makes the state before slot 1, `step` returns the bias and the next state.
+Every head's bias is `code @ W_2` for a code of width r; heads differ in how the code comes about. `start` makes the
+state before slot 1, `code` returns a slot's code and the next state, `step` the bias itself. Drafting goes step by
+step; training takes the codes of all slots, with the true previous tokens, and multiplies them with `W_2` in chunks.
 Tensor names are DeepSpec's.
 """
 
@@ -17,7 +18,8 @@ class MarkovHead(nn.Module):
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
-        self.markov_w2 = nn.Linear(config.markov_rank, config.vocab_size, bias=False)
+        # The previous token may be any token, the drafted one only a token of the draft vocabulary.
+        self.markov_w2 = nn.Linear(config.markov_rank, config.draft_vocab_size or config.vocab_size, bias=False)
 
     def embed(self, previous_tokens: Tensor) -> Tensor:
         """`W_1[x]` for token ids of any shape: `[..., rank]`."""
@@ -28,10 +30,24 @@ class MarkovHead(nn.Module):
         """State before the first slot."""
         return None
 
+    def code(self, embedding: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Code `[..., rank]` of one slot from `embedding` `[..., rank]` and `hidden` `h_k` `[..., hidden]`."""
+        return embedding, state
+
     def step(self, embedding: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Bias `[..., vocab]` for one slot from `embedding` `[..., rank]` and `hidden` `h_k` `[..., hidden]`."""
-        bias: Tensor = self.markov_w2(embedding)
+        """Bias `[..., draft vocabulary]` of one slot; arguments as for [`code`]."""
+        code, state = self.code(embedding, hidden, state)
+        bias: Tensor = self.markov_w2(code)
         return bias, state
+
+    def codes(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """Codes `[rows, slots, rank]` of whole blocks from `embeddings` `[rows, slots, rank]` and `hidden`."""
+        state = self.start(embeddings.shape[0])
+        codes = []
+        for embedding, slot_hidden in zip(embeddings.unbind(1), hidden.unbind(1), strict=True):
+            code, state = self.code(embedding, slot_hidden, state)
+            codes.append(code)
+        return torch.stack(codes, dim=1)
 
 
 class GatedMarkovHead(MarkovHead):
@@ -41,10 +57,9 @@ class GatedMarkovHead(MarkovHead):
         super().__init__(config)
         self.gate_proj = nn.Linear(config.hidden_size + config.markov_rank, config.markov_rank)
 
-    def step(self, embedding: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def code(self, embedding: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         gate = torch.sigmoid(self.gate_proj(torch.cat([hidden, embedding], dim=-1)))
-        bias: Tensor = self.markov_w2(gate * embedding)
-        return bias, state
+        return gate * embedding, state
 
 
 class RNNHead(MarkovHead):
@@ -59,15 +74,14 @@ class RNNHead(MarkovHead):
         weight = self.joint_proj.weight
         return weight.new_zeros(num_rows, weight.shape[0] // 3)
 
-    def step(self, embedding: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def code(self, embedding: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert state is not None, "the recurrent head's state comes from start()"
         joint = self.joint_proj(torch.cat([state, embedding, hidden], dim=-1))
         gate, candidate, output = joint.chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         next_state = gate * state + (1 - gate) * torch.tanh(candidate)
         # Eq. 6 feeds the map's output slice to W_2, not the state.
-        bias: Tensor = self.markov_w2(torch.tanh(output))
-        return bias, next_state
+        return torch.tanh(output), next_state
 
 
 _HEADS: dict[str, type[MarkovHead]] = {

@@ -1,0 +1,285 @@
+"""Target features on disk: safetensors shards, mapped into memory, bounded, resumable and checked.
+
+One token costs `(m + 1) * hidden` numbers in the target's dtype and 4 bytes more: 6.9 kB for SmolLM2-135M with five
+feature layers. The size is computed and compared with the limit before the target runs.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..errors import TrainingDataError
+from .features import TargetFeatures, TargetReader
+from .records import TrainingSequence, data_digest
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "features.json"
+SHARD_BYTES = 256 * 2**20
+# Tokens of one target forward, padding counted.
+BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file: sequences `first` to `first + num_sequences - 1`, one after the other."""
+
+    file: str
+    first: int
+    num_sequences: int
+    num_tokens: int
+    num_bytes: int
+    crc32: int
+
+
+class FeatureCache:
+    """Reads the features of sequence `i`; the files stay mapped, the system decides what is in memory.
+
+    Args:
+        folder: Made by [`build_feature_cache`] from the same target and the same sequences.
+        identity: As from [`cache_identity`]; another cache is refused.
+
+    Raises:
+        TrainingDataError: the cache is incomplete, of something else, or damaged.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        manifest = _read_manifest(folder)
+        if manifest is None or manifest["identity"] != identity:
+            found = None if manifest is None else manifest["identity"]
+            differing = sorted(key for key in identity if (found or {}).get(key) != identity[key])
+            raise TrainingDataError(
+                f"the feature cache {folder} was made from something else (different: {', '.join(differing)}); "
+                "remove the folder, or name another"
+            )
+        self._folder = folder
+        self._shards = [Shard(**shard) for shard in manifest["shards"]]
+        covered = sum(shard.num_sequences for shard in self._shards)
+        if covered != identity["num_sequences"]:
+            raise TrainingDataError(
+                f"the feature cache {folder} holds {covered} of {identity['num_sequences']} sequences; build it again, "
+                "it goes on where it stopped"
+            )
+        self._open: dict[str, Any] = {}
+        for shard in self._shards:
+            _check_shard(folder / shard.file, shard)
+        self._places = [(shard, position) for shard in self._shards for position in range(shard.num_sequences)]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> TargetFeatures:
+        """The features `[1, length, ...]` of sequence `index`, copied out of the map."""
+        shard, position = self._places[index]
+        file, offsets = self._file(shard)
+        start, end = offsets[position], offsets[position + 1]
+        names = ("features", "final_hidden", "log_normalizer")
+        return TargetFeatures(*(file.get_slice(name)[start:end][None] for name in names))
+
+    def _file(self, shard: Shard) -> tuple[Any, list[int]]:
+        if shard.file not in self._open:
+            file = safe_open(self._folder / shard.file, framework="pt")
+            self._open[shard.file] = file, file.get_tensor("offsets").tolist()
+        opened: tuple[Any, list[int]] = self._open[shard.file]
+        return opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}  # maps do not travel to workers, they reopen
+
+
+def cache_identity(
+    reader: TargetReader, target: PreTrainedModel, layer_ids: list[int], sequences: Sequence[TrainingSequence]
+) -> dict[str, Any]:
+    """What determines a cache's content, to be compared before it is read."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "target": target_fingerprint(target),
+        "target_layer_ids": layer_ids,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "data": data_digest(sequences),
+        "num_sequences": len(sequences),
+    }
+
+
+def target_fingerprint(target: PreTrainedModel) -> str:
+    """sha256 over names, shapes and a sample of every weight: tells two checkpoints of one architecture apart."""
+    digest = hashlib.sha256()
+    for name, weight in target.state_dict().items():
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        flat = weight.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 64)][:64]
+        digest.update(sample.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def feature_bytes(num_tokens: int, num_layers: int, hidden_size: int, dtype: torch.dtype) -> int:
+    """Size of a cache for that many tokens."""
+    return num_tokens * ((num_layers + 1) * hidden_size * dtype.itemsize + 4)
+
+
+def build_feature_cache(
+    folder: Path,
+    target: PreTrainedModel,
+    reader: TargetReader,
+    sequences: Sequence[TrainingSequence],
+    *,
+    layer_ids: list[int],
+    max_bytes: int,
+) -> FeatureCache:
+    """Run the target once over all sequences and keep what training reads; goes on where an earlier call stopped.
+
+    Raises:
+        TrainingDataError: it would need more than `max_bytes` or more than the disk has free, or the folder holds
+            the features of something else.
+    """
+    identity = cache_identity(reader, target, layer_ids, sequences)
+    total_tokens = sum(len(sequence) for sequence in sequences)
+    hidden_size = reader.embedding.weight.shape[-1]
+    needed = feature_bytes(total_tokens, len(layer_ids), hidden_size, target.dtype)
+    manifest = _read_manifest(folder)
+    if manifest is None:
+        _require_room(folder, needed, max_bytes)
+        manifest = {"identity": identity, "shards": []}
+    elif manifest["identity"] != identity:
+        return FeatureCache(folder, identity)  # raises, and says what differs
+    shards = [Shard(**shard) for shard in manifest["shards"]]
+    first = sum(shard.num_sequences for shard in shards)
+    shard_tokens = max(1, SHARD_BYTES * total_tokens // needed)
+    with tqdm(total=total_tokens, initial=sum(s.num_tokens for s in shards), unit="tok", desc="target features") as bar:
+        for group in _groups(sequences[first:], shard_tokens):
+            shards.append(_write_shard(folder, len(shards), first, group, reader, bar))
+            first += len(group)
+            _write_json(folder / MANIFEST_NAME, {"identity": identity, "shards": [asdict(s) for s in shards]})
+    return FeatureCache(folder, identity)
+
+
+def _require_room(folder: Path, needed: int, max_bytes: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if needed > min(max_bytes, free):
+        raise TrainingDataError(
+            f"the features need {needed / 1e9:.1f} GB in {folder}, the limit is {max_bytes / 1e9:.1f} GB and the disk "
+            f"has {free / 1e9:.1f} GB free; raise the limit, train on fewer sequences, or compute features online"
+        )
+
+
+def _groups(sequences: Sequence[TrainingSequence], max_tokens: int) -> Iterator[list[TrainingSequence]]:
+    """Consecutive sequences of at most `max_tokens` tokens together, and at least one."""
+    group: list[TrainingSequence] = []
+    num_tokens = 0
+    for sequence in sequences:
+        if group and num_tokens + len(sequence) > max_tokens:
+            yield group
+            group, num_tokens = [], 0
+        group.append(sequence)
+        num_tokens += len(sequence)
+    if group:
+        yield group
+
+
+def _write_shard(
+    folder: Path, number: int, first: int, group: list[TrainingSequence], reader: TargetReader, bar: Any
+) -> Shard:
+    rows: dict[int, dict[str, Tensor]] = {}
+    by_length = sorted(range(len(group)), key=lambda i: len(group[i]))
+    for batch in _batches(by_length, group):
+        ids = pad_sequence([group[i].input_ids for i in batch], batch_first=True)
+        masks = pad_sequence([group[i].loss_mask for i in batch], batch_first=True)
+        # The law at a position predicts the token behind it.
+        needed = torch.zeros_like(masks)
+        needed[:, :-1] = masks[:, 1:]
+        read = reader.read(ids.to(_device_of(reader)), needed)
+        for row, i in enumerate(batch):
+            length = len(group[i])
+            rows[i] = {
+                "features": read.features[row, :length].cpu(),
+                "final_hidden": read.final_hidden[row, :length].cpu(),
+                "log_normalizer": read.log_normalizer[row, :length].cpu(),
+            }
+            bar.update(length)
+    lengths = torch.tensor([0] + [len(sequence) for sequence in group])
+    tensors = {name: torch.cat([rows[i][name] for i in range(len(group))]) for name in rows[0]}
+    tensors["offsets"] = lengths.cumsum(0)
+    path = folder / f"features-{number:05d}.safetensors"
+    _save_atomically(tensors, path)
+    return Shard(path.name, first, len(group), int(lengths.sum()), path.stat().st_size, _crc32(path))
+
+
+def _batches(order: list[int], group: list[TrainingSequence]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    for i in order:  # by length, so the last one sets the padded width
+        if batch and (len(batch) + 1) * len(group[i]) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _device_of(reader: TargetReader) -> torch.device:
+    device: torch.device = reader.embedding.weight.device
+    return device
+
+
+def _save_atomically(tensors: dict[str, Tensor], path: Path) -> None:
+    temporary = path.with_suffix(".partial")
+    try:
+        save_file(tensors, temporary)
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own kind
+        temporary.unlink(missing_ok=True)
+        raise TrainingDataError(
+            f"{path} cannot be written ({error}); free some space and start again, finished files are kept"
+        ) from error
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _check_shard(path: Path, shard: Shard) -> None:
+    size = path.stat().st_size if path.is_file() else None
+    if size != shard.num_bytes or _crc32(path) != shard.crc32:
+        state = "is missing" if size is None else "is damaged (its checksum or size differs)"
+        raise TrainingDataError(f"feature shard {path} {state}; remove the folder {path.parent} and build it again")
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_text())
+        _ = [Shard(**shard) for shard in manifest["shards"]], manifest["identity"]["num_sequences"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrainingDataError(
+            f"{path} is not a feature cache's list ({error}); remove the folder {folder}"
+        ) from error
+    result: dict[str, Any] = manifest
+    return result
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(value, indent=1))
+    os.replace(temporary, path)

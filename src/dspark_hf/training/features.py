@@ -1,0 +1,94 @@
+"""What the drafter learns from: the target's hidden states on a batch of sequences.
+
+Per position a row holds the feature layers' outputs, the final hidden state (what the output head reads) and the
+logarithm of the softmax's denominator over the whole vocabulary. With the last one the target's law on any subset of
+the vocabulary follows from the head's rows of that subset alone, so no logits are ever stored.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..configuration_dspark import DSparkConfig
+from ..errors import IncompatibleTargetError
+
+# Positions whose logits over the whole vocabulary exist at once; 256 x 152k in float32 are 156 MB.
+NORMALIZER_CHUNK_POSITIONS = 256
+
+
+@dataclass(frozen=True)
+class TargetFeatures:
+    """The target's view of right-padded sequences; padding positions hold numbers without meaning.
+
+    Attributes:
+        features: `[rows, length, m * hidden]`, outputs of the config's `target_layer_ids` side by side.
+        final_hidden: `[rows, length, hidden]`, after the target's last norm.
+        log_normalizer: float32 `[rows, length]`, logsumexp of the logits over the whole vocabulary; 0 where it was
+            not asked for.
+    """
+
+    features: Tensor
+    final_hidden: Tensor
+    log_normalizer: Tensor
+
+
+class TargetReader:
+    """Reads [`TargetFeatures`] off a frozen target; kept out of any module so that nobody trains or saves it.
+
+    Args:
+        target: Any decoder-only model with an output head.
+        config: The drafter's; says which layers, and how the target's forward treats its logits.
+    """
+
+    def __init__(self, target: PreTrainedModel, config: DSparkConfig) -> None:
+        self._target = target
+        self._config = config
+        self.head: nn.Module = target.get_output_embeddings()
+        self.embedding: nn.Module = target.get_input_embeddings()
+
+    @torch.no_grad()
+    def read(self, input_ids: Tensor, needs_normalizer: Tensor | None = None) -> TargetFeatures:
+        """Run the target on `input_ids` `[rows, length]`, padded on the right with any id.
+
+        Args:
+            needs_normalizer: bool `[rows, length]`, positions whose law will be used; None: all.
+
+        Raises:
+            IncompatibleTargetError: the target does not return the layers that the drafter reads.
+        """
+        wanted = [layer_id + 1 for layer_id in self._config.target_layer_ids]
+        # Padding on the right of causal attention is never seen, so no mask is needed.
+        outputs = self._target.base_model(
+            input_ids=input_ids, use_cache=False, output_hidden_states=wanted, return_dict=True
+        )
+        hidden_states = outputs.hidden_states or ()
+        layers = [hidden_states[i] if i < len(hidden_states) else None for i in wanted]
+        if any(layer is None or layer.shape[-1] != self._config.hidden_size for layer in layers):
+            raise IncompatibleTargetError(
+                f"the drafter reads hidden_states{wanted} of width {self._config.hidden_size}, and "
+                f"{type(self._target).__name__} did not return them; build the config with DSparkConfig.from_target"
+            )
+        final_hidden = outputs.last_hidden_state
+        needed = torch.ones_like(input_ids, dtype=torch.bool) if needs_normalizer is None else needs_normalizer
+        log_normalizer = torch.zeros(input_ids.shape, dtype=torch.float32, device=final_hidden.device)
+        log_normalizer[needed] = self._log_normalizer(final_hidden[needed])
+        return TargetFeatures(torch.cat([*layers], dim=-1), final_hidden, log_normalizer)
+
+    def _log_normalizer(self, hidden: Tensor) -> Tensor:
+        parts = [
+            torch.logsumexp(treat_logits(self.head(chunk), self._config), dim=-1)
+            for chunk in hidden.split(NORMALIZER_CHUNK_POSITIONS)
+        ]
+        return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+
+
+def treat_logits(head_output: Tensor, config: DSparkConfig) -> Tensor:
+    """float32 logits as the target's forward returns them: multiplier, then soft cap."""
+    logits = head_output.float()
+    if config.logit_multiplier != 1.0:
+        logits = logits * config.logit_multiplier
+    if (cap := config.final_logit_softcapping) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits

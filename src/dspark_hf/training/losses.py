@@ -1,0 +1,238 @@
+"""The three losses of the paper (Eqs. 8 to 12): a slow reference on probability tables, and the pass that trains.
+
+The pass never holds more than a chunk of the positions' logits, and none across the backward: the gradients with
+respect to hidden states, codes and `W_2` are computed beside the loss, chunk by chunk. On a vocabulary of 152k a
+float32 row is 0.6 MB, so a batch of 10,000 positions would otherwise need 6 GB several times over.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..configuration_dspark import DSparkConfig
+from ..decoding.accept import acceptance_probability
+from ..model.draft_vocab import draft_index
+
+# Logits of this size, float32, exist at once, in about four copies. Measured on a CPU with 2 MB of L2 per core: 8 MiB
+# is 10 to 45 % faster than 2 or 64.
+CHUNK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """Coefficients of cross-entropy, full L1 and confidence (Eq. 12)."""
+
+    cross_entropy: float = 0.1
+    total_variation: float = 0.9
+    confidence: float = 1.0
+
+
+def reference_losses(
+    draft_probs: Tensor, target_probs: Tensor, next_tokens: Tensor, confidence: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Unweighted loss terms of each position, differentiable: the slow reference.
+
+    Args:
+        draft_probs, target_probs: `[..., vocab]`.
+        next_tokens: int64 `[...]`, `x*`.
+        confidence: `c_k` `[...]` in (0, 1).
+
+    Returns:
+        Cross-entropy (Eq. 9), full L1 (Eq. 10) and confidence loss (Eq. 11), each `[...]`.
+    """
+    cross_entropy = -draft_probs.gather(-1, next_tokens[..., None]).squeeze(-1).log()
+    total_variation = (draft_probs - target_probs).abs().sum(dim=-1)
+    label = acceptance_probability(draft_probs, target_probs).detach().clamp(0, 1)
+    return cross_entropy, total_variation, F.binary_cross_entropy(confidence, label, reduction="none")
+
+
+class HeadRows:
+    """The rows of the target's head that the draft vocabulary needs, and how the target treats its logits.
+
+    Args:
+        weight: `[draft_vocab, hidden]`, in the dtype to compute in.
+        bias: `[draft_vocab]` or None.
+        token_ids: int64 `[draft_vocab]`; None: the whole vocabulary.
+        config: The drafter's.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, token_ids: Tensor | None, config: DSparkConfig) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.multiplier = config.logit_multiplier
+        self.cap = config.final_logit_softcapping
+        # Draft id of each token, -1 outside.
+        self.draft_index = None if token_ids is None else draft_index(token_ids, config.vocab_size)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 `[n, draft_vocab]` of `hidden` `[n, hidden]`."""
+        logits = F.linear(hidden, self.weight, self.bias).float()
+        if self.multiplier != 1.0:
+            logits.mul_(self.multiplier)
+        if self.cap is not None:
+            logits.div_(self.cap).tanh_().mul_(self.cap)
+        return logits
+
+    def grad_through_treatment(self, grad_logits: Tensor, logits: Tensor) -> Tensor:
+        """Gradient with respect to the head's output; `logits` as [`logits`] returned them."""
+        if self.cap is not None:
+            grad_logits = grad_logits * (1.0 - (logits / self.cap) ** 2)
+        return grad_logits * self.multiplier if self.multiplier != 1.0 else grad_logits
+
+    def draft_ids(self, tokens: Tensor) -> Tensor:
+        """Draft id of each token, -1 for tokens that cannot be drafted."""
+        return tokens if self.draft_index is None else self.draft_index[tokens]
+
+
+@dataclass(frozen=True)
+class PositionTerms:
+    """What each position contributed, float32 `[n]`, detached.
+
+    Attributes:
+        cross_entropy: 0 where the true token cannot be drafted.
+        total_variation: Full L1, in [0, 2].
+        acceptance: `c*` (Eq. 8), the probability that a draft is accepted.
+        is_best_token: bool, whether the draft law's best token is the true one.
+    """
+
+    cross_entropy: Tensor
+    total_variation: Tensor
+    acceptance: Tensor
+    is_best_token: Tensor
+
+
+def draft_loss(
+    hidden: Tensor,
+    codes: Tensor | None,
+    markov_w2: Tensor | None,
+    *,
+    head: HeadRows,
+    target_hidden: Tensor,
+    log_normalizer: Tensor,
+    next_tokens: Tensor,
+    position_weight: Tensor,
+    weights: LossWeights,
+) -> tuple[Tensor, PositionTerms]:
+    """`sum_i w_i (a CE_i + b L1_i)` over positions, and what each contributed.
+
+    A true token outside the draft vocabulary has no cross-entropy term; its law counts in L1 like any other, with
+    the target's probability outside the vocabulary as a part of the distance.
+
+    Args:
+        hidden: `h_k` `[n, hidden]`.
+        codes: `[n, rank]`, the sequential head's; None at rank 0.
+        markov_w2: `W_2` `[draft_vocab, rank]`; None at rank 0.
+        head: The target's head.
+        target_hidden: `[n, hidden]`, the target's final hidden state at the position whose law is learned.
+        log_normalizer: float32 `[n]`, of that law over the whole vocabulary.
+        next_tokens: int64 `[n]`, token ids.
+        position_weight: float32 `[n]`.
+        weights: Coefficients; `confidence` is not used here.
+    """
+    inputs = (head, target_hidden, log_normalizer, head.draft_ids(next_tokens), position_weight, weights)
+    # Every product below has the dtype it should have; autocast would also round the loss's own sums.
+    with torch.autocast(hidden.device.type, enabled=False):
+        loss, *terms = _DraftLoss.apply(hidden, codes, markov_w2, *inputs)  # type: ignore[no-untyped-call]
+    return loss, PositionTerms(*terms)
+
+
+class _DraftLoss(torch.autograd.Function):
+    """Loss and, beside it, its gradients; the backward only scales them."""
+
+    @staticmethod
+    @torch.no_grad()
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: Tensor,
+        codes: Tensor | None,
+        markov_w2: Tensor | None,
+        head: HeadRows,
+        target_hidden: Tensor,
+        log_normalizer: Tensor,
+        draft_ids: Tensor,
+        position_weight: Tensor,
+        weights: LossWeights,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        dtype = head.weight.dtype
+        wants_grad = any(ctx.needs_input_grad[:3])
+        w2 = None if markov_w2 is None else markov_w2.to(dtype)
+        grad_hidden = torch.empty_like(hidden) if wants_grad else None
+        grad_codes = torch.empty_like(codes) if wants_grad and codes is not None else None
+        grad_w2 = torch.zeros_like(markov_w2) if wants_grad and markov_w2 is not None else None
+        rows = max(1, CHUNK_BYTES // (4 * head.weight.shape[0]))
+        terms: list[tuple[Tensor, ...]] = []
+        for start in range(0, hidden.shape[0], rows):
+            part = slice(start, start + rows)
+            code = None if codes is None else codes[part].to(dtype)
+            base = head.logits(hidden[part].to(dtype))
+            logits = base if head.cap is None else base.clone()  # the cap's slope is read off `base`
+            if code is not None and w2 is not None:
+                bias = F.linear(code, w2)
+                logits.add_(bias)
+            target_probs = head.logits(target_hidden[part].to(dtype)).sub_(log_normalizer[part, None]).exp_()
+            chunk, grad = _chunk_loss(
+                logits, target_probs, draft_ids[part], position_weight[part], weights, wants_grad=wants_grad
+            )
+            terms.append(chunk)
+            if grad is None or grad_hidden is None:
+                continue
+            grad_base = head.grad_through_treatment(grad, base).to(dtype)
+            grad_hidden[part] = grad_base @ head.weight
+            if grad_codes is not None and grad_w2 is not None and w2 is not None and code is not None:
+                grad_bias = grad.to(dtype)
+                grad_codes[part] = grad_bias @ w2
+                grad_w2 += grad_bias.T @ code
+        cross_entropy, total_variation, acceptance, is_best = (torch.cat(term) for term in zip(*terms, strict=True))
+        each = weights.cross_entropy * cross_entropy + weights.total_variation * total_variation
+        loss = (position_weight * each).sum()
+        ctx.grads = (grad_hidden, grad_codes, grad_w2)
+        ctx.mark_non_differentiable(cross_entropy, total_variation, acceptance, is_best)
+        return loss, cross_entropy, total_variation, acceptance, is_best
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        scaled = tuple(None if grad is None else grad * grad_loss for grad in ctx.grads)
+        return (*scaled, None, None, None, None, None, None)
+
+
+def _chunk_loss(
+    logits: Tensor,
+    target_probs: Tensor,
+    draft_ids: Tensor,
+    position_weight: Tensor,
+    weights: LossWeights,
+    *,
+    wants_grad: bool,
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Terms of one chunk and the gradient of its weighted loss with respect to `logits` `[n, draft_vocab]`.
+
+    Both tables are overwritten.
+    """
+    is_draftable = draft_ids >= 0
+    index = draft_ids.clamp(min=0)[:, None]
+    best, best_id = logits.max(dim=-1)
+    true_logit = logits.gather(1, index).squeeze(1)
+    # softmax by hand, in place: each pass over a chunk costs as much as a tenth of its products.
+    draft_probs = logits.sub_(best[:, None]).exp_()
+    total = draft_probs.sum(dim=-1)
+    draft_probs.div_(total[:, None])
+    cross_entropy = torch.where(is_draftable, best + total.log() - true_logit, 0.0)
+    outside = (1.0 - target_probs.sum(dim=-1)).clamp(min=0.0)
+    difference = torch.sub(draft_probs, target_probs, out=target_probs)
+    total_variation = torch.linalg.vector_norm(difference, ord=1, dim=-1) + outside
+    acceptance = (1.0 - 0.5 * total_variation).clamp(0.0, 1.0)
+    terms = (cross_entropy, total_variation, acceptance, is_draftable & (best_id == draft_ids))
+    if not wants_grad:
+        return terms, None
+    # d L1 / d z_j = p_j (s_j - sum_i s_i p_i) with s the signs; d CE / d z_j = p_j - [j is the true token].
+    signs = difference.sign_()
+    expected_sign = (signs[:, None] @ draft_probs[:, :, None]).flatten()
+    tv_scale = weights.total_variation * position_weight
+    ce_scale = weights.cross_entropy * position_weight * is_draftable
+    signs.mul_(tv_scale[:, None]).add_((ce_scale - tv_scale * expected_sign)[:, None])
+    grad = signs.mul_(draft_probs)
+    grad.scatter_add_(1, index, -ce_scale[:, None])
+    return terms, grad

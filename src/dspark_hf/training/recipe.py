@@ -1,0 +1,166 @@
+"""What a training run is asked to do, and the defaults that follow from the target's size."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..configuration_dspark import DSparkConfig
+from ..errors import TrainingDataError
+from ..model.draft_vocab import offsets_of
+from ..modeling_dspark import DSparkDraftModel
+from .records import TrainingSequence
+
+# Targets up to this many parameters get a shallow drafter: five layers would cost a large share of their forward.
+SMALL_TARGET_PARAMETERS = 1_000_000_000
+# Tokens below this id are common in any text with a byte-pair vocabulary; unseen ones fill the draft vocabulary last.
+UNSEEN_TOKEN_COUNT = 1.0
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """One call of `dspark train`; None leaves a choice to [`drafter_overrides`] or to the estimate.
+
+    Attributes:
+        target: Folder, Hub id or zoo name.
+        data: Files or folders of answers.
+        output: Folder of the drafter; checkpoints and features lie below it.
+        num_hidden_layers, block_size, markov_rank, markov_head_type: Fields of `DSparkConfig`.
+        draft_vocab_size: Likewise; 0 means the whole vocabulary.
+        epochs: Passes over the data; each draws its anchors anew. Ignored with `max_steps` or `minutes`.
+        max_steps: Optimiser steps.
+        minutes: Wall-clock time to fill, from the measured seconds per step.
+        batch_size: Sequences per step.
+        max_anchors: Blocks per sequence and step.
+        learning_rate: Peak rate, reached after 4 % of the steps.
+        head_learning_rate_multiplier: Of the sequential and confidence head.
+        decay_fraction: Share of the steps, at the end, in which the rate falls to 0; before, it is constant.
+        max_length: Tokens kept of a sequence.
+        held_out_fraction: Share of the prompts that is evaluated, never trained on.
+        features: `cache` or `online`.
+        max_cache_gb: Limit of the cache.
+        dtype: Of the target and of products in training: bfloat16 or float32.
+        device: As for `dspark compare`.
+        initial_drafter: Folder to start from instead of the target's layers.
+        restart: Forget the checkpoints below `output`.
+        seed: Of weights, data order and anchors.
+    """
+
+    target: str
+    data: tuple[str, ...]
+    output: Path
+    num_hidden_layers: int | None = None
+    block_size: int | None = None
+    markov_rank: int | None = None
+    markov_head_type: str = "vanilla"
+    draft_vocab_size: int | None = None
+    epochs: float = 10.0
+    max_steps: int | None = None
+    minutes: float | None = None
+    batch_size: int = 8
+    max_anchors: int = 64
+    learning_rate: float = 1e-3
+    head_learning_rate_multiplier: float = 1.0
+    decay_fraction: float = 0.25
+    max_length: int = 2048
+    held_out_fraction: float = 0.05
+    features: str = "cache"
+    max_cache_gb: float = 20.0
+    dtype: str = "bfloat16"
+    device: str = "auto"
+    initial_drafter: str | None = None
+    restart: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = [
+            ("data", bool(self.data), "must name at least one file or folder"),
+            ("epochs", self.epochs > 0, "must be > 0"),
+            ("max_steps", self.max_steps is None or self.max_steps >= 1, "must be >= 1"),
+            ("minutes", self.minutes is None or self.minutes > 0, "must be > 0"),
+            ("minutes", self.minutes is None or self.max_steps is None, "excludes max_steps; give one of them"),
+            ("batch_size", self.batch_size >= 1, "must be >= 1"),
+            ("max_anchors", self.max_anchors >= 1, "must be >= 1"),
+            ("learning_rate", self.learning_rate > 0, "must be > 0"),
+            ("head_learning_rate_multiplier", self.head_learning_rate_multiplier > 0, "must be > 0"),
+            ("decay_fraction", 0 <= self.decay_fraction <= 0.96, "must lie between 0 and 0.96"),
+            ("max_length", self.max_length >= 4, "must be >= 4"),
+            ("held_out_fraction", 0 < self.held_out_fraction < 1, "must lie between 0 and 1, both excluded"),
+            ("features", self.features in ("cache", "online"), "must be cache or online"),
+            ("max_cache_gb", self.max_cache_gb > 0, "must be > 0"),
+            ("dtype", self.dtype in ("bfloat16", "float32"), "must be bfloat16 or float32"),
+            ("draft_vocab_size", (self.draft_vocab_size or 0) >= 0, "must be >= 0; 0 means the whole vocabulary"),
+        ]
+        for name, holds, rule in rules:
+            if not holds:
+                raise TrainingDataError(f"{name} {rule}, got {getattr(self, name)!r}")
+
+    def must_not_change(self) -> dict[str, Any]:
+        """The settings that a resumed run has to share with the run it continues."""
+        free = {
+            "target", "data", "output", "epochs", "max_steps", "minutes", "features", "max_cache_gb", "device",
+            "initial_drafter", "restart",
+        }  # fmt: skip
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in free}
+
+
+def drafter_overrides(request: TrainingRequest, target: PreTrainedModel) -> dict[str, Any]:
+    """Fields of `DSparkConfig` that the request fixes or the target's size suggests."""
+    num_parameters = sum(parameter.numel() for parameter in target.parameters())
+    is_small = num_parameters <= SMALL_TARGET_PARAMETERS
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    # A CPU verifies six tokens in the time of one, and pays for a seventh.
+    overrides: dict[str, Any] = {
+        "num_hidden_layers": request.num_hidden_layers or (2 if is_small else 5),
+        "block_size": request.block_size or (5 if target.device.type == "cpu" else 7),
+        "markov_rank": (128 if is_small else 256) if request.markov_rank is None else request.markov_rank,
+        "markov_head_type": request.markov_head_type,
+    }
+    if overrides["markov_rank"] == 0:
+        overrides["confidence_head_with_markov"] = False
+    wanted = request.draft_vocab_size
+    if wanted is None:
+        wanted = 8192 if is_small else 32768
+    overrides["draft_vocab_size"] = wanted if 0 < wanted < vocab_size else None
+    return overrides
+
+
+def new_drafter(
+    request: TrainingRequest,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sequences: list[TrainingSequence],
+) -> DSparkDraftModel:
+    """A float32 drafter for `target` with random weights and its draft vocabulary chosen from `sequences`."""
+    config = DSparkConfig.from_target(target.config, tokenizer=tokenizer, **drafter_overrides(request, target))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(request.seed)
+        drafter = DSparkDraftModel(config)
+    if config.draft_vocab_size is not None:
+        ids = choose_draft_vocabulary(sequences, config.vocab_size, config.draft_vocab_size)
+        drafter.d2t.copy_(offsets_of(ids))
+    return drafter
+
+
+def choose_draft_vocabulary(sequences: list[TrainingSequence], vocab_size: int, draft_vocab_size: int) -> Tensor:
+    """The tokens most frequent in the answers, then the lowest ids; int64 `[draft_vocab_size]`, increasing.
+
+    Low ids of byte-pair vocabularies are the frequent ones of the tokenizer's own, much larger text.
+    """
+    prior = UNSEEN_TOKEN_COUNT * torch.arange(vocab_size, 0, -1, dtype=torch.float64) / (vocab_size + 1)
+    return (answer_counts(sequences, vocab_size) + prior).topk(draft_vocab_size).indices.sort().values
+
+
+def coverage(sequences: list[TrainingSequence], token_ids: Tensor, vocab_size: int) -> float:
+    """Share of the answers' tokens that are among `token_ids`."""
+    counts = answer_counts(sequences, vocab_size)
+    return float(counts[token_ids].sum() / counts.sum())
+
+
+def answer_counts(sequences: list[TrainingSequence], vocab_size: int) -> Tensor:
+    """How often each token occurs in the answers, float64 `[vocab]`."""
+    tokens = torch.cat([sequence.input_ids[sequence.loss_mask] for sequence in sequences])
+    return torch.bincount(tokens, minlength=vocab_size).double()

@@ -1,0 +1,165 @@
+"""Answers on disk, as token sequences with a loss mask."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import TrainingDataError
+
+_READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+_COLUMN_PAIRS = (("prompt_ids", "response_ids"), ("input_ids", "loss_mask"))
+
+
+@dataclass(frozen=True)
+class TrainingSequence:
+    """One conversation, tokenised.
+
+    Attributes:
+        id: Of its prompt; all answers to one prompt share it, so that a split never separates them.
+        input_ids: int64 `[length]`.
+        loss_mask: bool `[length]`, true on the tokens that the target wrote.
+    """
+
+    id: str
+    input_ids: Tensor
+    loss_mask: Tensor
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+
+def load_sequences(
+    source: str | Path | Sequence[str | Path], *, vocab_size: int, max_length: int
+) -> list[TrainingSequence]:
+    """Read answers from JSONL or Parquet files, or from all such files of a folder.
+
+    A row has `prompt_ids` and `response_ids`, as `dspark train data` writes them, or `input_ids` and `loss_mask` of
+    the same length; an `id` is optional. Rows longer than `max_length` tokens are cut there, and rows without two
+    supervised tokens in a row are left out, since no block fits.
+
+    Args:
+        source: File, folder, or several of them.
+        vocab_size: The target's; ids at or above it are refused.
+        max_length: Tokens kept of a row.
+
+    Raises:
+        TrainingDataError: a file is missing or unreadable, a column is missing or of another kind, an id is not the
+            target's, or nothing is left.
+    """
+    paths = _data_files(source)
+    sequences: list[TrainingSequence] = []
+    for path in paths:
+        for number, row in enumerate(_rows(path), start=1):
+            try:
+                sequence = _parse(row, f"{path.name}/{number}", vocab_size)
+            except ValueError as error:
+                raise TrainingDataError(f"{path}, row {number}: {error}") from error
+            sequence = TrainingSequence(sequence.id, sequence.input_ids[:max_length], sequence.loss_mask[:max_length])
+            if bool((sequence.loss_mask[:-1] & sequence.loss_mask[1:]).any()):
+                sequences.append(sequence)
+    if not sequences:
+        raise TrainingDataError(
+            f"{', '.join(map(str, paths))}: no row holds two supervised tokens in a row within {max_length} tokens, so "
+            "there is nothing to train on; longer answers or a larger max_length would help"
+        )
+    return sequences
+
+
+def split_held_out(
+    sequences: Iterable[TrainingSequence], fraction: float
+) -> tuple[list[TrainingSequence], list[TrainingSequence]]:
+    """Training and held-out sequences; a prompt's id decides, so the split is the same in every run and order."""
+    train: list[TrainingSequence] = []
+    held_out: list[TrainingSequence] = []
+    for sequence in sequences:
+        digest = hashlib.sha256(sequence.id.encode()).digest()
+        share = int.from_bytes(digest[:8], "big") / 2**64
+        (held_out if share < fraction else train).append(sequence)
+    return train, held_out
+
+
+def data_digest(sequences: Iterable[TrainingSequence]) -> str:
+    """sha256 over ids and masks, in order: what a feature cache or a checkpoint was made from."""
+    digest = hashlib.sha256()
+    for sequence in sequences:
+        digest.update(len(sequence).to_bytes(8, "little"))
+        digest.update(sequence.input_ids.numpy().tobytes())
+        digest.update(sequence.loss_mask.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _data_files(source: str | Path | Sequence[str | Path]) -> list[Path]:
+    names = [source] if isinstance(source, str | Path) else list(source)
+    files: list[Path] = []
+    for name in names:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            found = sorted(p for p in path.iterdir() if p.suffix in _READERS)
+            if not found:
+                raise TrainingDataError(f"{path} holds no {', '.join(_READERS)} file; pass a file or a folder of them")
+            files.extend(found)
+        elif path.suffix not in _READERS:
+            raise TrainingDataError(f"{path} is neither a folder nor a {', '.join(_READERS)} file")
+        elif not path.is_file():
+            raise TrainingDataError(f"{path} does not exist; make answers with `dspark train data`")
+        else:
+            files.append(path)
+    return files
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise TrainingDataError('reading training data needs datasets: pip install "dspark-hf[train]"') from error
+    try:
+        # Streaming reads the file itself: no second copy in a cache that could be stale.
+        table = datasets.load_dataset(_READERS[path.suffix], data_files=str(path), split="train", streaming=True)
+        yield from table
+    except TrainingDataError:
+        raise
+    except Exception as error:  # each reader has its own errors for damaged files
+        raise TrainingDataError(f"{path} cannot be read ({_last_line(error)}); write or download it again") from error
+
+
+def _parse(row: dict[str, Any], default_id: str, vocab_size: int) -> TrainingSequence:
+    pairs = [pair for pair in _COLUMN_PAIRS if all(row.get(name) is not None for name in pair)]
+    if not pairs:
+        raise ValueError(
+            f"needs the columns prompt_ids and response_ids, or input_ids and loss_mask, has {sorted(row)}; text is "
+            "answered and tokenised by `dspark train data`"
+        )
+    first, second = (_integers(row[name], name) for name in pairs[0])
+    if pairs[0] == _COLUMN_PAIRS[0]:
+        if not first:
+            raise ValueError("prompt_ids is empty; a drafter needs a context to read")
+        input_ids, mask = first + second, [0] * len(first) + [1] * len(second)
+    else:
+        input_ids, mask = first, second
+        if len(input_ids) != len(mask):
+            raise ValueError(f"input_ids has {len(input_ids)} entries and loss_mask {len(mask)}; they must agree")
+    if not input_ids:
+        raise ValueError("input_ids is empty")
+    if not (0 <= min(input_ids) and max(input_ids) < vocab_size):
+        wrong = next(i for i in input_ids if not 0 <= i < vocab_size)
+        raise ValueError(
+            f"token id {wrong} is outside the target's vocabulary of {vocab_size}; the answers were made with another "
+            "tokenizer, make them with this target"
+        )
+    return TrainingSequence(str(row.get("id") or default_id), torch.tensor(input_ids), torch.tensor(mask).bool())
+
+
+def _integers(value: Any, name: str) -> list[int]:
+    if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+        raise ValueError(f"{name} must be a list of integers, got {str(value)[:60]!r}")
+    return value
+
+
+def _last_line(error: Exception) -> str:
+    cause = error.__cause__ or error
+    return (str(cause).strip() or type(cause).__name__).splitlines()[-1]

@@ -1,0 +1,363 @@
+"""`dspark train`: from a target's name and its answers to a drafter's folder, resumable at any point."""
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import TrainingDataError
+from ..evaluation.loading import load_drafter, load_target
+from ..evaluation.provenance import collect_provenance, write_json
+from ..modeling_dspark import DSparkDraftModel
+from .anchors import possible_anchors
+from .curves import plot_curves
+from .dataset import AnchorDataset
+from .estimate import estimate_run
+from .feature_cache import FeatureCache, build_feature_cache, target_fingerprint
+from .features import TargetReader
+from .initialise import initialise_from_target
+from .progress import GracefulStop, SpentTime, TauProgress
+from .recipe import TrainingRequest, coverage, new_drafter
+from .records import TrainingSequence, data_digest, load_sequences, split_held_out
+from .settings import DSparkTrainingArguments
+from .trainer import DSparkTrainer
+
+logger = logging.getLogger(__name__)
+
+RUN_NAME = "run.json"
+REPORT_NAME = "training_report.json"
+_NUM_SAVES = 20
+_NUM_EVALUATIONS = 8
+_SAMPLE_SEQUENCES = 8
+
+Echo = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """What a call of [`train_drafter`] left behind.
+
+    Attributes:
+        folder: The drafter's.
+        is_finished: False after Ctrl-C; the folder then holds the drafter of the last step.
+        num_steps: Optimiser steps over all runs.
+        spent_s: Seconds of training over all runs.
+        metrics: Of the last evaluation.
+    """
+
+    folder: Path
+    is_finished: bool
+    num_steps: int
+    spent_s: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Everything a run needs before its first step."""
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: DSparkDraftModel
+    sequences: list[TrainingSequence]
+    train: list[TrainingSequence]
+    held_out: list[TrainingSequence]
+    reader: TargetReader
+
+
+def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> TrainingOutcome:
+    """Train a drafter, or go on where an earlier call with the same `output` stopped.
+
+    Args:
+        request: What to do.
+        echo: Takes one line of text at a time.
+
+    Raises:
+        TrainingDataError: data, features or settings cannot be used, or `output` belongs to another run.
+        ComparisonError, ZooError: target or initial drafter cannot be loaded.
+    """
+    prepared = _prepare(request, echo)
+    checkpoints = request.output / "checkpoints"
+    if request.restart and checkpoints.exists():
+        shutil.rmtree(checkpoints)
+    run = _claim_output(request, prepared, checkpoints)
+    length = {"epochs": request.epochs, "max_steps": request.max_steps, "minutes": request.minutes}
+    estimate = estimate_run(
+        request,
+        prepared.drafter,
+        prepared.target,
+        prepared.reader,
+        prepared.train,
+        num_steps=run["num_steps"] if run.get("length") == length else None,
+    )
+    run |= {"length": length, "num_steps": estimate.num_steps}
+    write_json(checkpoints / RUN_NAME, run)
+    for line in estimate.lines():
+        echo(line)
+    cache = _features(request, prepared)
+    trainer, stop, spent = _make_trainer(request, prepared, cache, checkpoints, run)
+    last = latest_checkpoint(checkpoints)
+    if last is not None:
+        echo(f"going on from {last.name}")
+    try:
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    except (OSError, RuntimeError) as error:
+        if not _is_full_disk(error):
+            raise
+        raise TrainingDataError(
+            f"a checkpoint below {checkpoints} could not be written ({error}); free some space and run the same "
+            "command again, it goes on from the last whole checkpoint"
+        ) from error
+    finally:
+        stop.restore()
+    metrics = {} if stop.was_interrupted else trainer.evaluate()
+    _write_drafter(request, prepared, trainer, spent.spent_s, metrics, is_finished=not stop.was_interrupted)
+    steps = trainer.state.global_step
+    return TrainingOutcome(request.output, not stop.was_interrupted, steps, spent.spent_s, metrics)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint; one that a crash cut short lacks the state that is written last."""
+    if not folder.is_dir():
+        return None
+    numbered = [
+        (int(path.name.rsplit("-", 1)[1]), path) for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()
+    ]
+    for _, path in sorted(numbered, reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text())
+        except (OSError, ValueError):
+            logger.warning("%s is not whole, an earlier one is used", path)
+            continue
+        return path
+    return None
+
+
+def _prepare(request: TrainingRequest, echo: Echo) -> _Prepared:
+    target, tokenizer = load_target(request.target, request.dtype, request.device)
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    sequences = load_sequences(list(request.data), vocab_size=vocab_size, max_length=request.max_length)
+    train, held_out = split_held_out(sequences, request.held_out_fraction)
+    if not train or not held_out:
+        raise TrainingDataError(
+            f"{len(sequences)} sequences give {len(train)} for training and {len(held_out)} held out; more prompts, or "
+            f"another held_out_fraction than {request.held_out_fraction}, would give both"
+        )
+    if request.initial_drafter is None:
+        drafter = new_drafter(request, target, tokenizer, train)
+        sample = min(train[:_SAMPLE_SEQUENCES], key=lambda s: abs(len(s) - 256)).input_ids[None].to(target.device)
+        drafter.to(target.device)  # type: ignore[arg-type]
+        if initialise_from_target(drafter, target, sample):
+            echo(f"draft layers start as copies of the target's last {drafter.config.num_hidden_layers}")
+    else:
+        loaded = load_drafter(request.initial_drafter, target, request.target, tokenizer, seed=request.seed)
+        drafter = loaded.model.float()
+    for line in _describe(drafter, train, held_out):
+        echo(line)
+    return _Prepared(target, tokenizer, drafter, sequences, train, held_out, TargetReader(target, drafter.config))
+
+
+def _describe(drafter: DSparkDraftModel, train: list[TrainingSequence], held_out: list[TrainingSequence]) -> list[str]:
+    config = drafter.config
+    num_answer_tokens = sum(int(sequence.loss_mask.sum()) for sequence in train)
+    lines = [
+        f"{len(train)} sequences with {num_answer_tokens} answer tokens to train on, {len(held_out)} held out",
+        f"drafter: {config.num_hidden_layers} layers, gamma {config.block_size}, head "
+        f"{config.markov_head_type if config.markov_rank else 'none'} of rank {config.markov_rank}, "
+        f"{sum(p.numel() for p in drafter.parameters()) / 1e6:.1f} M parameters",
+    ]
+    if (ids := drafter.draft_token_ids) is not None:
+        shares = [coverage(part, ids.cpu(), config.vocab_size) for part in (train, held_out)]
+        lines.append(
+            f"draft vocabulary: {len(ids)} of {config.vocab_size} tokens, {shares[0]:.1%} of the training answers' "
+            f"tokens, {shares[1]:.1%} of the held-out answers'"
+        )
+    return lines
+
+
+def _claim_output(request: TrainingRequest, prepared: _Prepared, checkpoints: Path) -> dict[str, Any]:
+    """Make the output folder this run's, or check that it is; what was noted about the run so far."""
+    identity = {
+        "target": target_fingerprint(prepared.target),
+        "data": data_digest(prepared.sequences),
+        **{f"config.{key}": value for key, value in _comparable(prepared.drafter).items()},
+        **request.must_not_change(),
+    }
+    identity = json.loads(json.dumps(identity))  # as it will be read back
+    path = checkpoints / RUN_NAME
+    if path.is_file():
+        found: dict[str, Any] = json.loads(path.read_text())
+        differing = sorted(key for key in identity if found["identity"].get(key) != identity[key])
+        if differing:
+            raise TrainingDataError(
+                f"{request.output} holds a run with other {', '.join(differing)}; name another output folder, or pass "
+                "--restart to forget that run's checkpoints"
+            )
+        return found
+    if (request.output / "config.json").is_file() and not request.restart:
+        raise TrainingDataError(
+            f"{request.output} already holds a drafter and no checkpoints to go on from; name another folder, or pass "
+            "--restart to replace it"
+        )
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    run = {"identity": identity, "spent_s": 0.0}
+    write_json(path, run)
+    return run
+
+
+def _comparable(drafter: DSparkDraftModel) -> dict[str, Any]:
+    config: dict[str, Any] = drafter.config.to_dict()
+    return {
+        key: value for key, value in config.items() if key not in ("transformers_version", "dtype", "_name_or_path")
+    }
+
+
+def _features(request: TrainingRequest, prepared: _Prepared) -> FeatureCache | None:
+    if request.features == "online":
+        return None
+    return build_feature_cache(
+        request.output / "features",
+        prepared.target,
+        prepared.reader,
+        prepared.sequences,
+        layer_ids=prepared.drafter.config.target_layer_ids,
+        max_bytes=int(request.max_cache_gb * 1e9),
+    )
+
+
+def _make_trainer(
+    request: TrainingRequest,
+    prepared: _Prepared,
+    cache: FeatureCache | None,
+    checkpoints: Path,
+    run: dict[str, Any],
+) -> tuple[DSparkTrainer, GracefulStop, SpentTime]:
+    places = {id(sequence): i for i, sequence in enumerate(prepared.sequences)}
+
+    def dataset(sequences: list[TrainingSequence]) -> AnchorDataset:
+        return AnchorDataset(
+            sequences,
+            max_anchors=request.max_anchors,
+            seed=request.seed,
+            cache=cache,
+            cache_indices=[places[id(sequence)] for sequence in sequences],
+        )
+
+    def save_spent(seconds: float) -> None:
+        write_json(checkpoints / RUN_NAME, run | {"spent_s": seconds})
+
+    stop, spent = GracefulStop(), SpentTime(run["spent_s"], save_spent)
+    trainer = DSparkTrainer(
+        prepared.drafter,
+        prepared.target,
+        _arguments(request, checkpoints, run["num_steps"], prepared.target.device),
+        dataset(prepared.train),
+        dataset(prepared.held_out),
+        _decode_prompts(prepared.held_out),
+        callbacks=[TauProgress(), stop, spent],
+    )
+    return trainer, stop, spent
+
+
+def _arguments(
+    request: TrainingRequest, checkpoints: Path, num_steps: int, device: torch.device
+) -> DSparkTrainingArguments:
+    return DSparkTrainingArguments(
+        output_dir=str(checkpoints),
+        max_steps=num_steps,
+        per_device_train_batch_size=request.batch_size,
+        per_device_eval_batch_size=request.batch_size,
+        learning_rate=request.learning_rate,
+        head_learning_rate_multiplier=request.head_learning_rate_multiplier,
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs={"num_decay_steps": round(request.decay_fraction * num_steps)},
+        warmup_steps=round(0.04 * num_steps),
+        weight_decay=0.0,
+        max_anchors=request.max_anchors,
+        bf16=request.dtype == "bfloat16",
+        use_cpu=device.type == "cpu",
+        logging_steps=max(1, min(50, num_steps // 20)),
+        eval_strategy="steps",
+        eval_steps=max(1, num_steps // _NUM_EVALUATIONS),
+        save_strategy="steps",
+        save_steps=max(1, num_steps // _NUM_SAVES),
+        save_total_limit=2,
+        report_to=[],
+        disable_tqdm=True,
+        log_level="warning",
+        seed=request.seed,
+    )
+
+
+def _decode_prompts(held_out: list[TrainingSequence]) -> list[Tensor]:
+    """Prompts of different ids, as they precede the first supervised token."""
+    prompts: dict[str, Tensor] = {}
+    for sequence in held_out:
+        length = int(sequence.loss_mask.long().argmax())
+        if length:
+            prompts.setdefault(sequence.id, sequence.input_ids[None, :length])
+    return list(prompts.values())
+
+
+def _anchors_per_epoch(request: TrainingRequest, sequences: list[TrainingSequence]) -> int:
+    return sum(min(request.max_anchors, len(possible_anchors(sequence.loss_mask))) for sequence in sequences)
+
+
+def _is_full_disk(error: Exception) -> bool:
+    return getattr(error, "errno", None) == 28 or "No space left" in str(error) or "os error 28" in str(error)
+
+
+def _write_drafter(
+    request: TrainingRequest,
+    prepared: _Prepared,
+    trainer: DSparkTrainer,
+    spent_s: float,
+    metrics: dict[str, float],
+    *,
+    is_finished: bool,
+) -> None:
+    """Put drafter, report and curves into the output folder, each file whole or not at all."""
+    if not trainer.is_world_process_zero():
+        return
+    drafter = prepared.drafter
+    dtype = getattr(torch, request.dtype)
+    history = trainer.state.log_history
+    report = {
+        "provenance": asdict(
+            collect_provenance(prepared.target.device, dtype, seed=request.seed, n=len(prepared.train))
+        ),
+        "is_finished": is_finished,
+        "target": request.target,
+        "target_sha256_of_samples": target_fingerprint(prepared.target),
+        "data_sha256": data_digest(prepared.sequences),
+        "num_steps": trainer.state.global_step,
+        "num_epochs": trainer.state.epoch,
+        "num_anchors": round((trainer.state.epoch or 0) * _anchors_per_epoch(request, prepared.train)),
+        "spent_s": spent_s,
+        "core_hours": spent_s * torch.get_num_threads() * trainer.args.world_size / 3600,
+        "settings": request.must_not_change(),
+        "metrics": metrics,
+        "history": history,
+    }
+    with tempfile.TemporaryDirectory(dir=request.output, prefix=".partial-") as name:
+        temporary = Path(name)
+        state = {
+            key: value.to(dtype) if value.is_floating_point() else value for key, value in drafter.state_dict().items()
+        }
+        drafter.save_pretrained(temporary, state_dict=state)
+        config = json.loads((temporary / "config.json").read_text())
+        write_json(temporary / "config.json", config | {"dtype": request.dtype})
+        write_json(temporary / REPORT_NAME, report)
+        plot_curves(history, temporary / "curves.png")
+        # config.json last: a folder without it is no drafter.
+        for path in sorted(temporary.iterdir(), key=lambda p: p.name == "config.json"):
+            os.replace(path, request.output / path.name)

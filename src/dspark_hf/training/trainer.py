@@ -1,0 +1,283 @@
+"""`DSparkTrainer`: transformers' Trainer for a drafter, its frozen target kept outside of everything it saves."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Sampler
+from transformers import PreTrainedModel, Trainer
+
+from ..decoding.report import record_speculation
+from ..errors import TrainingDataError
+from ..model.packed_blocks import PackedBlocks
+from ..modeling_dspark import DSparkDraftModel
+from .anchors import AnchorBlocks, build_blocks, position_weights
+from .dataset import AnchorDataset, LengthGroupedEpochs, collate
+from .features import TargetFeatures, TargetReader
+from .losses import HeadRows, PositionTerms, draft_loss
+from .metrics import BlockMetrics
+from .settings import DSparkTrainingArguments
+
+
+class DSparkTrainer(Trainer):
+    """Trains a drafter on a frozen target's answers (paper, section 3.3).
+
+    Everything of transformers' Trainer works: accumulation, mixed precision, several processes, checkpoints, resume,
+    `report_to`. The loss of a step is a weighted mean over all supervised positions of all its micro-batches and
+    processes, so splitting a batch differently changes nothing but rounding.
+
+    Args:
+        model: The drafter.
+        target: Its target, in eval mode.
+        args: Settings.
+        train_dataset, eval_dataset: Sequences with anchors; with cached features the target only decodes.
+        decode_prompts: int64 `[1, length]` each; evaluation really decodes them.
+        **kwargs: As for `Trainer`.
+
+    Raises:
+        TrainingDataError: the target's output head is not a plain linear layer.
+    """
+
+    def __init__(
+        self,
+        model: DSparkDraftModel,
+        target: PreTrainedModel,
+        args: DSparkTrainingArguments,
+        train_dataset: AnchorDataset | None = None,
+        eval_dataset: AnchorDataset | None = None,
+        decode_prompts: list[Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=collate,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            **kwargs,
+        )
+        # Our loss divides by what _get_num_items_in_batch counts, over all micro-batches and processes.
+        self.loss_is_scaled_for_ga = True
+        self._drafter = model
+        self._settings = args
+        self._decode_prompts = decode_prompts or []
+        # In a dict, so that no module, checkpoint or state dict ever finds the target.
+        self._frozen = {"target": target.requires_grad_(False), "reader": TargetReader(target, model.config)}
+        self._head = _head_rows(target, model, torch.bfloat16 if args.bf16 else model.dtype)
+        self._weights = position_weights(model.config.block_size, args.loss_decay or model.config.block_size)
+        self._metrics = BlockMetrics(model.config.block_size, args.device)
+
+    # -- data and optimiser -------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return LengthGroupedEpochs([len(sequence) for sequence in dataset.sequences], per_step, self.args.seed)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """AdamW or what `args.optim` names, with a rate of their own for the heads."""
+        if self.optimizer is None:
+            cls, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            decayed = set(self.get_decay_parameter_names(self.model))
+            groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+            for name, parameter in self._drafter.named_parameters():
+                is_head = name.startswith(("markov_head.", "confidence_head."))
+                groups.setdefault((is_head, name in decayed), []).append(parameter)
+            head_rate = self.args.learning_rate * self._settings.head_learning_rate_multiplier
+            self.optimizer = cls(
+                [
+                    {
+                        "params": parameters,
+                        "lr": head_rate if is_head else self.args.learning_rate,
+                        "weight_decay": self.args.weight_decay if decays else 0.0,
+                    }
+                    for (is_head, decays), parameters in groups.items()
+                ],
+                **options,
+            )
+        return self.optimizer
+
+    # -- loss ---------------------------------------------------------------------------------------------------
+
+    def _current_block_size(self) -> int:
+        """Slots of a block at this step of the curriculum."""
+        gamma = self._drafter.config.block_size
+        growing = self._settings.curriculum_fraction * self.state.max_steps
+        if not self._drafter.training or self.state.global_step >= growing:
+            return gamma
+        return min(gamma, 1 + int(gamma * self.state.global_step / growing))
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | None:
+        """Sum of position weights over the step's micro-batches and all processes: the loss's denominator."""
+        total = torch.zeros((), device=device)
+        for batch in batch_samples:
+            blocks = _blocks_of(batch, self._current_block_size())
+            total += (blocks.is_supervised * self._weights[: blocks.is_supervised.shape[-1]].to(total.device)).sum()
+        return self.accelerator.reduce(total, "sum")
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """`0.1 L_ce + 0.9 L_tv + 1.0 L_conf` (Eq. 12, with the settings' coefficients) of a batch of blocks."""
+        blocks = _blocks_of(inputs, self._current_block_size())
+        hidden, embeddings, codes = self._draft(model, inputs, blocks)
+        mask = blocks.is_supervised
+        weight = self._weights[: mask.shape[-1]].to(mask.device).expand(mask.shape)[mask]
+        rows = torch.arange(mask.shape[0], device=mask.device)[:, None, None].expand(mask.shape)[mask]
+        law_positions = blocks.law_positions[mask]
+        w2 = None if self._drafter.markov_head is None else self._drafter.markov_head.markov_w2.weight
+        loss, terms = draft_loss(
+            hidden,
+            codes,
+            w2,
+            head=self._head,
+            target_hidden=inputs["final_hidden"][rows, law_positions],
+            log_normalizer=inputs["log_normalizer"][rows, law_positions],
+            next_tokens=blocks.next_tokens[mask],
+            position_weight=weight,
+            weights=self._settings.loss_weights,
+        )
+        confidence_loss, confidence = self._confidence_loss(hidden, embeddings, terms)
+        if confidence_loss is not None:
+            loss = loss + self._settings.confidence_weight * (weight * confidence_loss).sum()
+        self._metrics.add(blocks, terms, weight, confidence_loss, confidence)
+        denominator = weight.sum() if num_items_in_batch is None else num_items_in_batch
+        # Gradients are averaged over processes, the denominator is summed over them.
+        loss = loss * self.args.world_size / (denominator + 1e-6)
+        return (loss, {}) if return_outputs else loss
+
+    def _draft(
+        self, model: nn.Module, inputs: dict[str, Any], blocks: AnchorBlocks
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`h_k`, `W_1[x_{k-1}]` and codes of the supervised positions, `[n, ...]`; fills in missing features."""
+        drafter, config = self._drafter, self._drafter.config
+        if "features" not in inputs:
+            inputs.update(self._read_features(inputs, blocks))
+        reader: TargetReader = self._frozen["reader"]
+        rows, num_blocks, size = blocks.previous_tokens.shape
+        block_ids = torch.full_like(blocks.previous_tokens, config.mask_token_id)
+        block_ids[:, :, 0] = blocks.previous_tokens[:, :, 0]
+        positions = blocks.anchor_positions[:, :, None] + torch.arange(size, device=block_ids.device)
+        length = inputs["features"].shape[1]
+        outputs = model(
+            inputs_embeds=drafter.embed(block_ids.flatten(1), reader.embedding),
+            position_ids=positions.flatten(1),
+            context_features=inputs["features"].to(drafter.dtype),
+            context_position_ids=torch.arange(length, device=block_ids.device).expand(rows, -1),
+            attention_mask=PackedBlocks(blocks.anchor_positions, size),
+        )
+        hidden = outputs.last_hidden_state.view(rows * num_blocks, size, -1)
+        mask = blocks.is_supervised.flatten(0, 1)
+        if drafter.markov_head is None:
+            return hidden[mask], None, None
+        embeddings = drafter.markov_head.embed(blocks.previous_tokens.flatten(0, 1))
+        codes = drafter.markov_head.codes(embeddings, hidden)
+        return hidden[mask], embeddings[mask], codes[mask]
+
+    def _read_features(self, inputs: dict[str, Any], blocks: AnchorBlocks) -> dict[str, Tensor]:
+        needed = torch.zeros_like(inputs["loss_mask"])
+        rows = torch.arange(needed.shape[0], device=needed.device)[:, None, None].expand(blocks.is_supervised.shape)
+        needed[rows[blocks.is_supervised], blocks.law_positions[blocks.is_supervised]] = True
+        with torch.autocast(needed.device.type, enabled=False):
+            read: TargetFeatures = self._frozen["reader"].read(inputs["input_ids"], needed)
+        return vars(read)
+
+    def _confidence_loss(
+        self, hidden: Tensor, embeddings: Tensor | None, terms: PositionTerms
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """BCE against the detached label (Eq. 11), and `c_k`, both float32 `[n]`."""
+        if self._drafter.confidence_head is None:
+            return None, None
+        logits = self._drafter.confidence_head(hidden, embeddings).float()
+        loss = F.binary_cross_entropy_with_logits(logits, terms.acceptance, reduction="none")
+        return loss, logits.detach().sigmoid()
+
+    # -- reports ------------------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add loss parts, conditional acceptance per slot and expected tau to what is reported."""
+        if "loss" in logs:
+            sums = self.accelerator.reduce(self._metrics.take(), "sum")
+            logs = logs | self._metrics.summarise(sums)
+        super().log(logs, start_time)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Loss parts and acceptance on held-out blocks, and tau of real speculative decoding on held-out prompts."""
+        loader = self.get_eval_dataloader(eval_dataset)
+        model = self._wrap_model(self.model, training=False)
+        was_training = model.training
+        model.eval()
+        training_sums, self._metrics = self._metrics, BlockMetrics(self._drafter.config.block_size, self.args.device)
+        for batch in loader:
+            with self.compute_loss_context_manager():
+                self.compute_loss(model, self._prepare_inputs(batch))
+        sums = self.accelerator.reduce(self._metrics.take(), "sum")
+        values = self._metrics.summarise(sums) | self._decode()
+        self._metrics = training_sums
+        model.train(was_training)
+        weights = self._settings.loss_weights
+        values["loss"] = (
+            weights.cross_entropy * values["cross_entropy"]
+            + weights.total_variation * values["total_variation"]
+            + weights.confidence * values["confidence"]
+        )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _decode(self) -> dict[str, float]:
+        """tau of generate() with this drafter, greedy and at temperature 1; leaves every random state as it was."""
+        prompts = self._decode_prompts[: self._settings.num_decode_prompts]
+        if not prompts or not self.is_world_process_zero():
+            return {}
+        target = self._frozen["target"]
+        result = {}
+        for name, options in (("tau_greedy", {"do_sample": False}), ("tau_sampled", {"do_sample": True})):
+            with torch.random.fork_rng(devices=[]), record_speculation() as report:
+                torch.manual_seed(self.args.seed)
+                for ids in prompts:
+                    target.generate(
+                        ids.to(target.device),
+                        attention_mask=torch.ones_like(ids, device=target.device),
+                        assistant_model=self._drafter,
+                        max_new_tokens=self._settings.decode_new_tokens,
+                        temperature=1.0,
+                        top_k=0,
+                        top_p=1.0,
+                        **options,
+                    )
+            result[name] = report.tau
+        return result
+
+
+def _blocks_of(batch: dict[str, Any], block_size: int) -> AnchorBlocks:
+    return build_blocks(batch["input_ids"], batch["loss_mask"], batch["anchors"], block_size)
+
+
+def _head_rows(target: PreTrainedModel, drafter: DSparkDraftModel, dtype: torch.dtype) -> HeadRows:
+    head = target.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.weight.is_meta:
+        raise TrainingDataError(
+            f"training needs a target whose output head is a plain linear layer in memory, this one's is a "
+            f"{type(head).__name__}; load the target unquantised and on one device"
+        )
+    ids = drafter.draft_token_ids
+    weight = head.weight.detach()
+    bias = None if head.bias is None else head.bias.detach()
+    if ids is not None:
+        weight, bias = weight[ids], None if bias is None else bias[ids]
+    weight = weight.to(device=drafter.device, dtype=dtype)
+    bias = None if bias is None else bias.to(device=drafter.device, dtype=dtype)
+    return HeadRows(weight, bias, ids, drafter.config)
