@@ -81,8 +81,8 @@ class DSparkConfig(PreTrainedConfig):
         block_size (`int`, *optional*, defaults to 7): gamma, drafts per round (bonus token not counted).
         draft_layout (`str`, *optional*, defaults to `"anchor_first"`): `anchor_first`: the block is the anchor and
             `block_size - 1` masks, and slot k predicts token anchor + k + 1.
-        draft_vocab_size (`int`, *optional*): Tokens that can be drafted, fewer than `vocab_size`; `None` means all. Which
-            ones is part of the weights (`d2t`: draft id `i` is token `i + d2t[i]`); all others have draft
+        draft_vocab_size (`int`, *optional*): Tokens that can be drafted, fewer than `vocab_size`; `None` means all.
+            Which ones is part of the weights (`d2t`: draft id `i` is token `i + d2t[i]`); all others have draft
             probability 0, which costs acceptance and never exactness.
         markov_rank (`int`, *optional*, defaults to 256): Rank r of the sequential head; 0 means none (DFlash).
         markov_head_type (`str`, *optional*, defaults to `"vanilla"`): `vanilla` (Eq. 5), `gated` or `rnn` (Eq. 6).

@@ -32,6 +32,7 @@ class DSparkDraftModel(PreTrainedModel):
     """
 
     config: DSparkConfig
+    d2t: Tensor  # only with a reduced draft vocabulary
     config_class = DSparkConfig
     base_model_prefix = "model"
     main_input_name = "inputs_embeds"

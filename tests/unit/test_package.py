@@ -17,7 +17,7 @@ ORDER = [
     ["modeling_dspark"],
     ["decoding."],
     ["prompts", "zoo_wheel", "zoo"],
-    ["evaluation."],
+    ["evaluation.", "training."],
     [""],  # the package's __init__
 ]
 

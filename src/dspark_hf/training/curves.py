@@ -36,11 +36,8 @@ def plot_curves(history: list[dict[str, Any]], path: Path) -> bool:
     parts = ("cross_entropy", "total_variation", "confidence")
     _draw(loss, training, {name: f"{name.replace('_', ' ')}, training" for name in parts}, "-")
     _draw(loss, held_out, {f"eval_{name}": f"{name.replace('_', ' ')}, held out" for name in parts}, "o--")
-    for axes, title in (
-        (tau, "accepted length tau (bonus counted)"),
-        (acceptance, "conditional acceptance"),
-        (loss, "loss"),
-    ):
+    titles = {tau: "accepted length tau (bonus counted)", acceptance: "conditional acceptance", loss: "loss"}
+    for axes, title in titles.items():
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

@@ -104,7 +104,7 @@ class FeatureCache:
 
 
 def cache_identity(
-    reader: TargetReader, target: PreTrainedModel, layer_ids: list[int], sequences: Sequence[TrainingSequence]
+    target: PreTrainedModel, layer_ids: list[int], sequences: Sequence[TrainingSequence]
 ) -> dict[str, Any]:
     """What determines a cache's content, to be compared before it is read."""
     return {
@@ -148,9 +148,9 @@ def build_feature_cache(
         TrainingDataError: it would need more than `max_bytes` or more than the disk has free, or the folder holds
             the features of something else.
     """
-    identity = cache_identity(reader, target, layer_ids, sequences)
+    identity = cache_identity(target, layer_ids, sequences)
     total_tokens = sum(len(sequence) for sequence in sequences)
-    hidden_size = reader.embedding.weight.shape[-1]
+    hidden_size: int = target.config.get_text_config(decoder=True).hidden_size
     needed = feature_bytes(total_tokens, len(layer_ids), hidden_size, target.dtype)
     manifest = _read_manifest(folder)
     if manifest is None:
@@ -204,7 +204,7 @@ def _write_shard(
         # The law at a position predicts the token behind it.
         needed = torch.zeros_like(masks)
         needed[:, :-1] = masks[:, 1:]
-        read = reader.read(ids.to(_device_of(reader)), needed)
+        read = reader.read(ids.to(reader.device), needed)
         for row, i in enumerate(batch):
             length = len(group[i])
             rows[i] = {
@@ -230,11 +230,6 @@ def _batches(order: list[int], group: list[TrainingSequence]) -> Iterator[list[i
         batch.append(i)
     if batch:
         yield batch
-
-
-def _device_of(reader: TargetReader) -> torch.device:
-    device: torch.device = reader.embedding.weight.device
-    return device
 
 
 def _save_atomically(tensors: dict[str, Tensor], path: Path) -> None:
@@ -273,7 +268,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         _ = [Shard(**shard) for shard in manifest["shards"]], manifest["identity"]["num_sequences"]
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingDataError(
-            f"{path} is not a feature cache's list ({error}); remove the folder {folder}"
+            f"{path} does not list a feature cache ({error}); remove the folder {folder}"
         ) from error
     result: dict[str, Any] = manifest
     return result

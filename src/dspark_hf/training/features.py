@@ -47,6 +47,7 @@ class TargetReader:
         self._config = config
         self.head: nn.Module = target.get_output_embeddings()
         self.embedding: nn.Module = target.get_input_embeddings()
+        self.device: torch.device = target.device
 
     @torch.no_grad()
     def read(self, input_ids: Tensor, needs_normalizer: Tensor | None = None) -> TargetFeatures:
@@ -64,8 +65,9 @@ class TargetReader:
             input_ids=input_ids, use_cache=False, output_hidden_states=wanted, return_dict=True
         )
         hidden_states = outputs.hidden_states or ()
-        layers = [hidden_states[i] if i < len(hidden_states) else None for i in wanted]
-        if any(layer is None or layer.shape[-1] != self._config.hidden_size for layer in layers):
+        layers: list[Tensor] = [hidden_states[i] for i in wanted if i < len(hidden_states)]
+        layers = [h for h in layers if h is not None and h.shape[-1] == self._config.hidden_size]
+        if len(layers) < len(wanted):
             raise IncompatibleTargetError(
                 f"the drafter reads hidden_states{wanted} of width {self._config.hidden_size}, and "
                 f"{type(self._target).__name__} did not return them; build the config with DSparkConfig.from_target"
@@ -74,7 +76,7 @@ class TargetReader:
         needed = torch.ones_like(input_ids, dtype=torch.bool) if needs_normalizer is None else needs_normalizer
         log_normalizer = torch.zeros(input_ids.shape, dtype=torch.float32, device=final_hidden.device)
         log_normalizer[needed] = self._log_normalizer(final_hidden[needed])
-        return TargetFeatures(torch.cat([*layers], dim=-1), final_hidden, log_normalizer)
+        return TargetFeatures(torch.cat(layers, dim=-1), final_hidden, log_normalizer)
 
     def _log_normalizer(self, hidden: Tensor) -> Tensor:
         parts = [

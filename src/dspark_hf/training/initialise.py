@@ -5,6 +5,7 @@ first. Where the target's layers are built differently, the drafter keeps its ra
 """
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ def initialise_from_target(drafter: DSparkDraftModel, target: PreTrainedModel, s
     return True
 
 
-def _copy_layer(ours: nn.Module, theirs: nn.Module, hidden: Tensor) -> None:
+def _copy_layer(ours: Any, theirs: Any, hidden: Tensor) -> None:
     for name in _ATTENTION:
         _copy_linear(getattr(ours.self_attn, name), getattr(theirs.self_attn, name))
     for name in _MLP:

@@ -135,7 +135,7 @@ def draft_loss(
     inputs = (head, target_hidden, log_normalizer, head.draft_ids(next_tokens), position_weight, weights)
     # Every product below has the dtype it should have; autocast would also round the loss's own sums.
     with torch.autocast(hidden.device.type, enabled=False):
-        loss, *terms = _DraftLoss.apply(hidden, codes, markov_w2, *inputs)  # type: ignore[no-untyped-call]
+        loss, *terms = _DraftLoss.apply(hidden, codes, markov_w2, *inputs)
     return loss, PositionTerms(*terms)
 
 
@@ -144,7 +144,7 @@ class _DraftLoss(torch.autograd.Function):
 
     @staticmethod
     @torch.no_grad()
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: Tensor,
         codes: Tensor | None,
@@ -193,7 +193,7 @@ class _DraftLoss(torch.autograd.Function):
         return loss, cross_entropy, total_variation, acceptance, is_best
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         scaled = tuple(None if grad is None else grad * grad_loss for grad in ctx.grads)
         return (*scaled, None, None, None, None, None, None)
 

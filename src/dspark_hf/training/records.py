@@ -51,10 +51,10 @@ def load_sequences(
         TrainingDataError: a file is missing or unreadable, a column is missing or of another kind, an id is not the
             target's, or nothing is left.
     """
-    paths = _data_files(source)
+    paths = data_files(source)
     sequences: list[TrainingSequence] = []
     for path in paths:
-        for number, row in enumerate(_rows(path), start=1):
+        for number, row in enumerate(read_rows(path), start=1):
             try:
                 sequence = _parse(row, f"{path.name}/{number}", vocab_size)
             except ValueError as error:
@@ -93,7 +93,12 @@ def data_digest(sequences: Iterable[TrainingSequence]) -> str:
     return digest.hexdigest()
 
 
-def _data_files(source: str | Path | Sequence[str | Path]) -> list[Path]:
+def data_files(source: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The data files that files and folders name, sorted within a folder.
+
+    Raises:
+        TrainingDataError: one does not exist, is of another kind, or is a folder without data files.
+    """
     names = [source] if isinstance(source, str | Path) else list(source)
     files: list[Path] = []
     for name in names:
@@ -112,7 +117,12 @@ def _data_files(source: str | Path | Sequence[str | Path]) -> list[Path]:
     return files
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL or Parquet file, one at a time.
+
+    Raises:
+        TrainingDataError: `datasets` is not installed, or the file is damaged.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -145,7 +155,7 @@ def _parse(row: dict[str, Any], default_id: str, vocab_size: int) -> TrainingSeq
             raise ValueError(f"input_ids has {len(input_ids)} entries and loss_mask {len(mask)}; they must agree")
     if not input_ids:
         raise ValueError("input_ids is empty")
-    if not (0 <= min(input_ids) and max(input_ids) < vocab_size):
+    if min(input_ids) < 0 or max(input_ids) >= vocab_size:
         wrong = next(i for i in input_ids if not 0 <= i < vocab_size)
         raise ValueError(
             f"token id {wrong} is outside the target's vocabulary of {vocab_size}; the answers were made with another "

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers.utils import logging as transformers_logging
 
 from ..errors import TrainingDataError
 from ..evaluation.loading import load_drafter, load_target
@@ -108,6 +109,8 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
     last = latest_checkpoint(checkpoints)
     if last is not None:
         echo(f"going on from {last.name}")
+    bars_were_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # one for each checkpoint's file
     try:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     except (OSError, RuntimeError) as error:
@@ -119,7 +122,9 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
         ) from error
     finally:
         stop.restore()
-    metrics = {} if stop.was_interrupted else trainer.evaluate()
+        if bars_were_on:
+            transformers_logging.enable_progress_bar()
+    metrics = {} if stop.was_interrupted else _final_metrics(trainer)
     _write_drafter(request, prepared, trainer, spent.spent_s, metrics, is_finished=not stop.was_interrupted)
     steps = trainer.state.global_step
     return TrainingOutcome(request.output, not stop.was_interrupted, steps, spent.spent_s, metrics)
@@ -216,9 +221,7 @@ def _claim_output(request: TrainingRequest, prepared: _Prepared, checkpoints: Pa
 
 def _comparable(drafter: DSparkDraftModel) -> dict[str, Any]:
     config: dict[str, Any] = drafter.config.to_dict()
-    return {
-        key: value for key, value in config.items() if key not in ("transformers_version", "dtype", "_name_or_path")
-    }
+    return {key: config[key] for key in config if key not in ("transformers_version", "dtype", "_name_or_path")}
 
 
 def _features(request: TrainingRequest, prepared: _Prepared) -> FeatureCache | None:
@@ -265,6 +268,7 @@ def _make_trainer(
         _decode_prompts(prepared.held_out),
         callbacks=[TauProgress(), stop, spent],
     )
+    trainer.remove_callback(PrinterCallback)  # the bar shows what it would print
     return trainer, stop, spent
 
 
@@ -312,6 +316,13 @@ def _anchors_per_epoch(request: TrainingRequest, sequences: list[TrainingSequenc
     return sum(min(request.max_anchors, len(possible_anchors(sequence.loss_mask))) for sequence in sequences)
 
 
+def _final_metrics(trainer: DSparkTrainer) -> dict[str, float]:
+    last = trainer.state.log_history[-2:]  # the last step may have been evaluated; the run's own summary follows it
+    evaluated = [entry for entry in last if "eval_loss" in entry and entry["step"] == trainer.state.global_step]
+    found = evaluated[-1] if evaluated else trainer.evaluate()
+    return {name: value for name, value in found.items() if name.startswith("eval_")}
+
+
 def _is_full_disk(error: Exception) -> bool:
     return getattr(error, "errno", None) == 28 or "No space left" in str(error) or "os error 28" in str(error)
 
@@ -350,9 +361,8 @@ def _write_drafter(
     }
     with tempfile.TemporaryDirectory(dir=request.output, prefix=".partial-") as name:
         temporary = Path(name)
-        state = {
-            key: value.to(dtype) if value.is_floating_point() else value for key, value in drafter.state_dict().items()
-        }
+        weights = drafter.state_dict()
+        state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
         drafter.save_pretrained(temporary, state_dict=state)
         config = json.loads((temporary / "config.json").read_text())
         write_json(temporary / "config.json", config | {"dtype": request.dtype})

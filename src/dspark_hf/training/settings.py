@@ -30,8 +30,8 @@ class DSparkTrainingArguments(TrainingArguments):
     loss_decay: float | None = field(default=None)
     head_learning_rate_multiplier: float = field(default=1.0)
     curriculum_fraction: float = field(default=0.0)
-    num_decode_prompts: int = field(default=8)
-    decode_new_tokens: int = field(default=64)
+    num_decode_prompts: int = field(default=4)
+    decode_new_tokens: int = field(default=48)
 
     def __post_init__(self) -> None:
         rules = {

@@ -62,8 +62,9 @@ class DSparkTrainer(Trainer):
         self._drafter = model
         self._settings = args
         self._decode_prompts = decode_prompts or []
-        # In a dict, so that no module, checkpoint or state dict ever finds the target.
-        self._frozen = {"target": target.requires_grad_(False), "reader": TargetReader(target, model.config)}
+        # Not a part of the drafter: no checkpoint or state dict ever finds the target.
+        self._target: Any = target.requires_grad_(False)
+        self._reader = TargetReader(target, model.config)
         self._head = _head_rows(target, model, torch.bfloat16 if args.bf16 else model.dtype)
         self._weights = position_weights(model.config.block_size, args.loss_decay or model.config.block_size)
         self._metrics = BlockMetrics(model.config.block_size, args.device)
@@ -71,15 +72,15 @@ class DSparkTrainer(Trainer):
     # -- data and optimiser -------------------------------------------------------------------------------------
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGroupedEpochs([len(sequence) for sequence in dataset.sequences], per_step, self.args.seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW or what `args.optim` names, with a rate of their own for the heads."""
         if self.optimizer is None:
-            cls, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            decayed = set(self.get_decay_parameter_names(self.model))
+            cls, options = self.get_optimizer_cls_and_kwargs(self.args, self._drafter)
+            decayed = set(self.get_decay_parameter_names(self._drafter))
             groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
             for name, parameter in self._drafter.named_parameters():
                 is_head = name.startswith(("markov_head.", "confidence_head."))
@@ -158,14 +159,13 @@ class DSparkTrainer(Trainer):
         drafter, config = self._drafter, self._drafter.config
         if "features" not in inputs:
             inputs.update(self._read_features(inputs, blocks))
-        reader: TargetReader = self._frozen["reader"]
         rows, num_blocks, size = blocks.previous_tokens.shape
         block_ids = torch.full_like(blocks.previous_tokens, config.mask_token_id)
         block_ids[:, :, 0] = blocks.previous_tokens[:, :, 0]
         positions = blocks.anchor_positions[:, :, None] + torch.arange(size, device=block_ids.device)
         length = inputs["features"].shape[1]
         outputs = model(
-            inputs_embeds=drafter.embed(block_ids.flatten(1), reader.embedding),
+            inputs_embeds=drafter.embed(block_ids.flatten(1), self._reader.embedding),
             position_ids=positions.flatten(1),
             context_features=inputs["features"].to(drafter.dtype),
             context_position_ids=torch.arange(length, device=block_ids.device).expand(rows, -1),
@@ -184,7 +184,7 @@ class DSparkTrainer(Trainer):
         rows = torch.arange(needed.shape[0], device=needed.device)[:, None, None].expand(blocks.is_supervised.shape)
         needed[rows[blocks.is_supervised], blocks.law_positions[blocks.is_supervised]] = True
         with torch.autocast(needed.device.type, enabled=False):
-            read: TargetFeatures = self._frozen["reader"].read(inputs["input_ids"], needed)
+            read: TargetFeatures = self._reader.read(inputs["input_ids"], needed)
         return vars(read)
 
     def _confidence_loss(
@@ -215,7 +215,7 @@ class DSparkTrainer(Trainer):
     ) -> dict[str, float]:
         """Loss parts and acceptance on held-out blocks, and tau of real speculative decoding on held-out prompts."""
         loader = self.get_eval_dataloader(eval_dataset)
-        model = self._wrap_model(self.model, training=False)
+        model = self._wrap_model(self._drafter, training=False)
         was_training = model.training
         model.eval()
         training_sums, self._metrics = self._metrics, BlockMetrics(self._drafter.config.block_size, self.args.device)
@@ -242,15 +242,14 @@ class DSparkTrainer(Trainer):
         prompts = self._decode_prompts[: self._settings.num_decode_prompts]
         if not prompts or not self.is_world_process_zero():
             return {}
-        target = self._frozen["target"]
         result = {}
         for name, options in (("tau_greedy", {"do_sample": False}), ("tau_sampled", {"do_sample": True})):
             with torch.random.fork_rng(devices=[]), record_speculation() as report:
                 torch.manual_seed(self.args.seed)
                 for ids in prompts:
-                    target.generate(
-                        ids.to(target.device),
-                        attention_mask=torch.ones_like(ids, device=target.device),
+                    self._target.generate(
+                        ids.to(self._target.device),
+                        attention_mask=torch.ones_like(ids, device=self._target.device),
                         assistant_model=self._drafter,
                         max_new_tokens=self._settings.decode_new_tokens,
                         temperature=1.0,

@@ -1,35 +1,29 @@
-"""The `dspark` command.
+"""`dspark compare`."""
 
-A module beside the package, since importing anything inside `dspark_hf` imports torch and
-transformers: help and usage errors come without that wait.
-"""
-
-import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .common import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_LOSSLESS,
+    DebugOption,
+    DeviceOption,
+    JsonOption,
+    TargetOption,
+    ThreadsOption,
+    check_output,
+    readable_errors,
+    require,
+    set_up_torch,
+)
+
 if TYPE_CHECKING:
     from dspark_hf.evaluation import ComparisonReport, ComparisonSettings
     from dspark_hf.prompts import Prompt
 
-EXIT_DONE = 0
-EXIT_NOT_LOSSLESS = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
-
-app = typer.Typer(
-    help="Lossless speculative decoding with DSpark drafters.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-TargetOption = Annotated[str, typer.Option(help="Folder, Hub id, or smollm2-135m-instruct.")]
 DrafterOption = Annotated[
     str | None,
     typer.Option(help="Drafter's folder or Hub id. Default: the bundled one, else untrained."),
@@ -44,7 +38,6 @@ TopPOption = Annotated[float | None, typer.Option(help="Default: no cut.")]
 TopKOption = Annotated[int | None, typer.Option(help="Default: no cut.")]
 MaxNewTokensOption = Annotated[int, typer.Option(help="Most new tokens per prompt.")]
 DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")]
-DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: CUDA where there is one.")]
 PolicyOption = Annotated[
     str | None,
     typer.Option(
@@ -59,26 +52,8 @@ ThresholdOption = Annotated[
 NumAssistantTokensOption = Annotated[int | None, typer.Option(help="Drafts per round. Default: the drafter's block.")]
 RepeatsOption = Annotated[int, typer.Option(help="Times each prompt is measured.")]
 SeedOption = Annotated[int, typer.Option(help="Of sampling, intervals, untrained weights.")]
-ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads. Default: torch's choice.")]
-JsonOption = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write every number, with provenance, to FILE."),
-]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def main() -> None:
-    """Entry point of the console script."""
-    app()
-
-
-@app.callback()
-def _root() -> None:
-    # A callback keeps `compare` a subcommand though it is the only one.
-    pass
-
-
-@app.command("compare")
 def compare_command(
     target: TargetOption = "smollm2-135m-instruct",
     drafter: DrafterOption = None,
@@ -103,7 +78,7 @@ def compare_command(
 
     Exit codes: 0 done, 1 greedy texts differ where they must not, 2 bad input, 130 interrupted.
     """
-    with _readable_errors(debug):
+    with readable_errors(debug, "interrupted before any prompt was finished"):
         from dspark_hf.evaluation import ComparisonSettings
 
         settings = ComparisonSettings(
@@ -117,8 +92,8 @@ def compare_command(
             repeats=repeats,
             seed=seed,
         )
-        _check_output(json_file)
-        _set_up_torch(threads)
+        check_output(json_file)
+        set_up_torch(threads)
         prompts = _read_prompts(prompts_file, num_prompts)
         report, is_interrupted = _measure(target, drafter, dtype, device, prompts, settings)
         _show(report, json_file)
@@ -164,27 +139,9 @@ def _measure(
 def _read_prompts(prompts_file: Path | None, num_prompts: int | None) -> "list[Prompt]":
     from dspark_hf.prompts import load_prompts, quickstart_prompts
 
-    _require(num_prompts is None or num_prompts >= 1, "num_prompts", num_prompts, ">= 1")
+    require(num_prompts is None or num_prompts >= 1, "num_prompts", num_prompts, ">= 1")
     prompts = quickstart_prompts() if prompts_file is None else load_prompts(prompts_file)
     return prompts[:num_prompts]
-
-
-def _set_up_torch(threads: int | None) -> None:
-    import torch
-    import transformers
-
-    _require(threads is None or threads >= 1, "threads", threads, ">= 1")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
-
-
-def _check_output(json_file: Path | None) -> None:
-    if json_file is not None:
-        from dspark_hf.evaluation.provenance import check_can_write
-
-        check_can_write(json_file)
 
 
 def _show(report: "ComparisonReport", json_file: Path | None) -> None:
@@ -196,39 +153,3 @@ def _show(report: "ComparisonReport", json_file: Path | None) -> None:
     if json_file is not None:  # first: whatever happens to the terminal, the numbers are kept
         write_json(json_file, report.to_dict())
     render(report, Console())
-
-
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        from dspark_hf.evaluation import ComparisonError
-
-        raise ComparisonError(f"{name} must be {rule}, got {value!r}")
-
-
-@contextmanager
-def _readable_errors(debug: bool) -> Iterator[None]:
-    """Turn errors that a user can mend into one line on stderr, and Ctrl-C into its exit code."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("interrupted before any prompt was finished", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except Exception as error:
-        if not _is_users_to_mend(error):
-            raise
-        if debug:
-            traceback.print_exc()
-        typer.echo(f"dspark: error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(EXIT_BAD_INPUT) from None
-
-
-def _is_users_to_mend(error: Exception) -> bool:
-    # Looked up, not imported: an unsupported transformers makes the import itself fail, with
-    # one of these errors.
-    errors = sys.modules.get("dspark_hf.errors")
-    ours = (OSError,) if errors is None else (OSError, errors.DSparkError)
-    return isinstance(error, ours)
-
-
-if __name__ == "__main__":
-    main()

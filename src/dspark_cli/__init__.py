@@ -1,0 +1,26 @@
+"""The `dspark` command.
+
+A package beside `dspark_hf`, since importing anything inside that imports torch and transformers: help and usage
+errors come without that wait.
+"""
+
+import typer
+
+from .compare import compare_command
+from .evaluate import eval_command
+from .train import train_app
+
+app = typer.Typer(
+    help="Lossless speculative decoding with DSpark drafters.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("compare")(compare_command)
+app.command("eval")(eval_command)
+app.add_typer(train_app, name="train")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,195 @@
+"""A drafter's accepted length on texts of the target, without generating them again.
+
+Given that the token after a verified prefix comes out as `y`, speculative sampling had accepted a draft of it with
+probability `min(1, p_draft(y) / p_target(y))`: drafting `y` and accepting it has probability `min(p_draft, p_target)`,
+and `y` comes out with probability `p_target(y)`. Greedily it had accepted exactly when the drafter's best token is
+`y`. So on a text that the target wrote by itself every round can be replayed from one target forward and one drafter
+forward over all anchors, with the expected number of rounds in place of one random outcome. The law of the rounds is
+that of generate() with policy `full`; tests compare the two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..model.packed_blocks import PackedBlocks
+from ..modeling_dspark import DSparkDraftModel
+from ..training.anchors import AnchorBlocks, build_blocks, possible_anchors
+from ..training.features import TargetReader, treat_logits
+
+
+@dataclass(frozen=True)
+class TargetText:
+    """What the target wrote after a prompt.
+
+    Attributes:
+        id: Of the prompt.
+        input_ids: int64 `[length]`, prompt and answer.
+        prompt_length: Tokens of the prompt.
+        temperature: 0: greedy; the drafter is replayed at the same temperature.
+    """
+
+    id: str
+    input_ids: Tensor
+    prompt_length: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class ReplayedText:
+    """How one text would have been drafted.
+
+    Attributes:
+        id: Of the prompt.
+        num_tokens: Tokens that rounds committed: the answer without its first token, which the prompt's forward gives.
+        num_rounds: Expected number of rounds.
+        reached: float64 `[slots]`, expected number of rounds in which a slot's predecessors were all accepted.
+        accepted: float64 `[slots]`, expected number of rounds in which the slot was accepted too.
+        confidence: float32 `[blocks, slots]`, `c_k` on the text's own prefix; None without a confidence head.
+        acceptance: float64 `[blocks, slots]`, probability that the slot was accepted, given the text.
+        label: float64 `[blocks, slots]`, `c*_k`: the same before the token is known.
+        weight: float64 `[blocks, slots]`, expected number of rounds that come to this block and reach this slot.
+    """
+
+    id: str
+    num_tokens: int
+    num_rounds: float
+    reached: Tensor
+    accepted: Tensor
+    confidence: Tensor | None
+    acceptance: Tensor
+    label: Tensor
+    weight: Tensor
+
+    @property
+    def tau(self) -> float:
+        """Accepted length, bonus counted."""
+        return self.num_tokens / self.num_rounds
+
+
+class Replay:
+    """Replays drafters on texts; the target's part of a text is computed once and kept.
+
+    Args:
+        target: The target that wrote the texts.
+        texts: Answers of at least two tokens.
+    """
+
+    def __init__(self, target: PreTrainedModel, texts: Sequence[TargetText]) -> None:
+        self._target = target
+        self._texts = texts
+
+    @torch.no_grad()
+    def run(self, drafter: DSparkDraftModel, *, progress: bool = False) -> list[ReplayedText]:
+        """Each text's rounds with this drafter."""
+        from tqdm.auto import tqdm
+
+        reader = TargetReader(self._target, drafter.config)
+        head = drafter.borrow_head(self._target.get_output_embeddings())
+        return [
+            self._replay(drafter, reader, head, text)
+            for text in tqdm(self._texts, unit="text", desc="replay", disable=not progress)
+        ]
+
+    def _replay(self, drafter: DSparkDraftModel, reader: TargetReader, head: object, text: TargetText) -> ReplayedText:
+        ids = text.input_ids[None].to(self._target.device)
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        mask[:, text.prompt_length :] = True
+        blocks = build_blocks(ids, mask, possible_anchors(mask[0])[None], drafter.config.block_size)
+        features = reader.read(ids, torch.zeros_like(mask))
+        hidden, embeddings = _draft(drafter, reader, features.features, blocks)
+        draft_logits = _draft_logits(drafter, head, hidden, embeddings)
+        target_logits = treat_logits(reader.head(features.final_hidden[0]), drafter.config)
+        acceptance, label = _acceptance(drafter, draft_logits, target_logits, blocks, text.temperature)
+        confidence = None
+        if drafter.confidence_head is not None:
+            confidence = drafter.confidence_head(hidden, embeddings).float().sigmoid().cpu()
+        return _rounds(text, acceptance.cpu(), label.cpu(), confidence)
+
+
+def _draft(
+    drafter: DSparkDraftModel, reader: TargetReader, features: Tensor, blocks: AnchorBlocks
+) -> tuple[Tensor, Tensor | None]:
+    """`h_k` `[blocks, slots, hidden]` and `W_1[x_{k-1}]` on the text's own tokens."""
+    previous = blocks.previous_tokens[0]
+    num_blocks, size = previous.shape
+    block_ids = torch.full_like(previous, drafter.config.mask_token_id)
+    block_ids[:, 0] = previous[:, 0]
+    positions = blocks.anchor_positions[0, :, None] + torch.arange(size, device=previous.device)
+    outputs = drafter(
+        inputs_embeds=drafter.embed(block_ids.view(1, -1), reader.embedding),
+        position_ids=positions.view(1, -1),
+        context_features=features.to(drafter.dtype),
+        context_position_ids=torch.arange(features.shape[1], device=previous.device)[None],
+        attention_mask=PackedBlocks(blocks.anchor_positions, size),
+    )
+    hidden = outputs.last_hidden_state.view(num_blocks, size, -1)
+    return hidden, None if drafter.markov_head is None else drafter.markov_head.embed(previous)
+
+
+def _draft_logits(drafter: DSparkDraftModel, head: object, hidden: Tensor, embeddings: Tensor | None) -> Tensor:
+    """float32 `[blocks, slots, draft vocabulary]`."""
+    logits = drafter.base_logits(hidden, head)  # type: ignore[arg-type]
+    if drafter.markov_head is not None and embeddings is not None:
+        logits = logits + drafter.markov_head.markov_w2(drafter.markov_head.codes(embeddings, hidden))
+    return logits
+
+
+def _acceptance(
+    drafter: DSparkDraftModel, draft_logits: Tensor, target_logits: Tensor, blocks: AnchorBlocks, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Acceptance given the text, and before its token is known, both float64 `[blocks, slots]`.
+
+    Slots behind the text's end have acceptance 0.
+    """
+    ids = drafter.draft_token_ids
+    tokens = blocks.next_tokens[0]
+    is_inside = blocks.is_supervised[0]
+    if temperature == 0:
+        best = draft_logits.argmax(dim=-1)
+        best = best if ids is None else ids[best]
+        is_hit = ((best == tokens) & is_inside).double()
+        return is_hit, is_hit
+    draft_probs = (draft_logits / temperature).softmax(dim=-1)
+    target_probs = (target_logits / temperature).softmax(dim=-1)[blocks.law_positions[0]]
+    whole = target_probs.gather(-1, tokens[..., None]).squeeze(-1)
+    if ids is not None:
+        target_probs = target_probs[..., ids]
+        index = torch.full((drafter.config.vocab_size,), -1, device=ids.device)
+        index[ids] = torch.arange(len(ids), device=ids.device)
+        tokens = index[tokens]
+    drafted = draft_probs.gather(-1, tokens.clamp(min=0)[..., None]).squeeze(-1) * (tokens >= 0)
+    acceptance = (drafted.double() / whole.double().clamp(min=1e-300)).clamp(max=1.0) * is_inside
+    return acceptance, torch.minimum(draft_probs, target_probs).sum(dim=-1).double() * is_inside
+
+
+def _rounds(text: TargetText, acceptance: Tensor, label: Tensor, confidence: Tensor | None) -> ReplayedText:
+    """Expected rounds: blocks are visited forwards, each with the probability that a round starts there."""
+    num_blocks, size = acceptance.shape
+    survival = acceptance.cumprod(dim=1)
+    # Probability that exactly n drafts are accepted, n = 0..size; the next round starts n + 1 tokens on.
+    exactly = torch.cat([torch.ones(num_blocks, 1), survival], dim=1).double()
+    exactly[:, :-1] -= survival
+    starts = torch.zeros(num_blocks + size + 1, dtype=torch.float64)
+    starts[0] = 1.0
+    for block in range(num_blocks):
+        starts[block + 1 : block + size + 2] += starts[block] * exactly[block]
+    visits = starts[:num_blocks, None]
+    reached = torch.cat([torch.ones(num_blocks, 1), survival[:, :-1]], dim=1) * visits
+    # A slot behind the end of the text is drafted by no round that could still commit it.
+    remaining = torch.arange(num_blocks, 0, -1)[:, None] > torch.arange(size)
+    weight = reached * remaining
+    return ReplayedText(
+        id=text.id,
+        num_tokens=num_blocks,
+        num_rounds=float(visits.sum()),
+        reached=weight.sum(dim=0),
+        accepted=(weight * acceptance).sum(dim=0),
+        confidence=confidence,
+        acceptance=acceptance,
+        label=label,
+        weight=weight,
+    )

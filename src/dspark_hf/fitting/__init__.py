@@ -1,0 +1,1 @@
+"""Fits and their quality: how well confidence predicts acceptance."""

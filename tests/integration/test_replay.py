@@ -1,0 +1,64 @@
+"""Replaying a drafter on the target's text gives the rounds of really generating it."""
+
+import pytest
+import torch
+from tiny import greedy, random_ids, tiny_drafter, tiny_target
+
+from dspark_hf import DSparkDraftModel, record_speculation
+from dspark_hf.evaluation.replay import Replay, TargetText
+from dspark_hf.model.draft_vocab import offsets_of
+
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target("llama")
+
+
+def drafter_near(target, **overrides) -> DSparkDraftModel:
+    """A drafter that is right now and then: random ones of wide weights on a small vocabulary agree by chance."""
+    return tiny_drafter(target, initializer_range=0.05, **overrides)
+
+
+def drafters(target):
+    yield drafter_near(target)
+    yield drafter_near(target, markov_head_type="rnn")
+    yield drafter_near(target, markov_rank=0, confidence_head_with_markov=False)
+    reduced = drafter_near(target, draft_vocab_size=20)
+    reduced.d2t.copy_(offsets_of(torch.arange(0, 60, 3)))
+    yield reduced
+
+
+def test_greedy_rounds_are_those_of_generate(target):
+    for drafter in drafters(target):
+        for seed in range(6):
+            ids = random_ids(7, seed=seed)
+            with record_speculation() as report:
+                text = target.generate(ids, assistant_model=drafter, do_sample=False, max_new_tokens=NEW_TOKENS)
+            assert torch.equal(text, greedy(target, ids, max_new_tokens=NEW_TOKENS))
+            (replayed,) = Replay(target, [TargetText("p/0", text[0], 7, 0.0)]).run(drafter)
+            assert replayed.num_rounds == report.num_rounds
+            assert replayed.num_tokens == report.num_new_tokens - 1
+            assert replayed.tau == pytest.approx(report.tau)
+
+
+def test_sampled_rounds_have_the_expectation_of_generate(target):
+    """Mean rounds of many real runs against the mean of replays of texts that the target sampled by itself."""
+    drafter = tiny_drafter(target, initializer_range=0.05, block_size=3)
+    runs, ids = 300, random_ids(5)
+    law = {"do_sample": True, "temperature": 1.3, "top_k": 0, "max_new_tokens": 8}
+    torch.manual_seed(0)
+    real, replayed = [], []
+    for _ in range(runs):
+        with record_speculation() as report:
+            target.generate(ids, assistant_model=drafter, **law)
+        real.append(report.num_rounds)
+        text = target.generate(ids, **law)
+        replayed.append(Replay(target, [TargetText("p/0", text[0], 5, 1.3)]).run(drafter)[0].num_rounds)
+    real, replayed = torch.tensor(real).double(), torch.tensor(replayed).double()
+    noise = float((real.var() / runs + replayed.var() / runs).sqrt())
+    assert abs(float(real.mean() - replayed.mean())) < 4 * noise
+    # Something was accepted, or the test could not fail.
+    assert float(real.mean()) < 7 - 10 * noise
+    assert float(replayed.var()) < float(real.var())
