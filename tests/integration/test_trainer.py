@@ -167,8 +167,6 @@ def test_blocks_grow_during_the_curriculum(tmp_path, step, size):
     sequences, anchors = ragged_batch()
     batch = batch_of(sequences, anchors)
     assert_same_loss(made, drafter, slow_loss(drafter, sequences, anchors, size=size), batch)
-    drafter.eval()
-    assert_same_loss(made, drafter, slow_loss(drafter, sequences, anchors), batch_of(sequences, anchors))
 
 
 def test_bfloat16_autocast_stays_near_float32(tmp_path):
@@ -311,7 +309,7 @@ def test_two_killed_processes_resume_to_the_same_weights(processes):
 @pytest.mark.parametrize(
     ("step", "options"),
     # three steps an epoch, the last of which has a single micro-batch
-    [(2, {}), (3, {}), (1, {"curriculum_fraction": 0.8}), (2, {"dataloader_num_workers": 1}), (4, {"logging_steps": 3})],
+    [(2, {}), (3, {}), (1, {"curriculum_fraction": 0.8}), (2, {"dataloader_num_workers": 1})],
     ids=str,
 )
 def test_resume_from_any_step(tmp_path, step, options):
@@ -380,7 +378,8 @@ def test_evaluation_reports_what_decoding_did(tmp_path):
 
 
 def test_evaluation_means_are_the_slow_ones(tmp_path):
-    made = tt.trainer(tmp_path, tt.drafter(), per_device_eval_batch_size=3)
+    made = tt.trainer(tmp_path, tt.drafter(), per_device_eval_batch_size=3, curriculum_fraction=1.0)
+    made.state.max_steps = 16  # at step 0 training's blocks have one slot; an evaluation's are whole
     values = made.evaluate()
     anchors = [made.eval_dataset[i]["anchors"].tolist() for i in range(len(tt.answers()))]
     expected = slow_loss(made._drafter, tt.answers(), anchors)

@@ -17,6 +17,7 @@ ORDER = [
     ["modeling_dspark"],
     ["decoding."],
     ["prompts", "zoo_wheel", "zoo"],
+    ["fitting."],
     ["evaluation.", "training."],
     [""],  # the package's __init__
 ]

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..configuration_dspark import DSparkConfig
 from ..modeling_dspark import DSparkDraftModel
+from .features import TargetReader
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,17 @@ def initialise_from_target(drafter: DSparkDraftModel, target: PreTrainedModel, s
     return True
 
 
+@torch.no_grad()
+def feature_rms(target: PreTrainedModel, config: DSparkConfig, sample_ids: Tensor) -> Tensor:
+    """Usual root mean square of each feature layer on ordinary text, float32 `[m]`; it grows tenfold over the layers.
+
+    The median over tokens: the first one of a text has entries of thousands in many models.
+    """
+    features = TargetReader(target, config).read(sample_ids, torch.zeros_like(sample_ids, dtype=torch.bool)).features
+    by_layer = features.float().view(-1, len(config.target_layer_ids), config.hidden_size)
+    return by_layer.pow(2).mean(dim=2).median(dim=0).values.sqrt()
+
+
 def _copy_layer(ours: Any, theirs: Any, hidden: Tensor) -> None:
     for name in _ATTENTION:
         _copy_linear(getattr(ours.self_attn, name), getattr(theirs.self_attn, name))
@@ -72,14 +85,15 @@ def _copy_layer(ours: Any, theirs: Any, hidden: Tensor) -> None:
         else:
             # The target does not normalise them: the norm's weight takes over their usual size.
             states = getattr(theirs.self_attn, projection)(theirs.input_layernorm(hidden))
-            ours_norm.weight.fill_(float(states.float().pow(2).mean().sqrt()))
+            by_token = states.float().pow(2).mean(dim=-1)
+            ours_norm.weight.fill_(float(by_token.median().sqrt()))
 
 
 def _start_from_last_feature(drafter: DSparkDraftModel, features: list[Tensor]) -> None:
     """Identity on the last feature, nothing from the others yet, each column divided by its feature's rms."""
     width = drafter.config.hidden_size
     drafter.fc.weight.zero_()
-    rms = float(features[-1].float().pow(2).mean().sqrt())
+    rms = float(features[-1].float().pow(2).mean(dim=-1).median().sqrt())
     drafter.fc.weight[:, -width:] = torch.eye(width) / rms
 
 

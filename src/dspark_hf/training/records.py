@@ -104,7 +104,7 @@ def data_files(source: str | Path | Sequence[str | Path]) -> list[Path]:
     for name in names:
         path = Path(name).expanduser()
         if path.is_dir():
-            found = sorted(p for p in path.iterdir() if p.suffix in _READERS)
+            found = sorted(p for p in path.iterdir() if p.suffix in _READERS and not p.name.endswith(".settings.json"))
             if not found:
                 raise TrainingDataError(f"{path} holds no {', '.join(_READERS)} file; pass a file or a folder of them")
             files.extend(found)

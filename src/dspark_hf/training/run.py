@@ -25,7 +25,7 @@ from .dataset import AnchorDataset
 from .estimate import estimate_run
 from .feature_cache import FeatureCache, build_feature_cache, target_fingerprint
 from .features import TargetReader
-from .initialise import initialise_from_target
+from .initialise import feature_rms, initialise_from_target
 from .progress import GracefulStop, SpentTime, TauProgress
 from .recipe import TrainingRequest, coverage, new_drafter
 from .records import TrainingSequence, data_digest, load_sequences, split_held_out
@@ -73,6 +73,7 @@ class _Prepared:
     train: list[TrainingSequence]
     held_out: list[TrainingSequence]
     reader: TargetReader
+    sample_ids: Tensor  # int64 [1, length], ordinary text
 
 
 def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> TrainingOutcome:
@@ -157,9 +158,9 @@ def _prepare(request: TrainingRequest, echo: Echo) -> _Prepared:
             f"{len(sequences)} sequences give {len(train)} for training and {len(held_out)} held out; more prompts, or "
             f"another held_out_fraction than {request.held_out_fraction}, would give both"
         )
+    sample = max(train[:_SAMPLE_SEQUENCES], key=len).input_ids[None].to(target.device)
     if request.initial_drafter is None:
         drafter = new_drafter(request, target, tokenizer, train)
-        sample = min(train[:_SAMPLE_SEQUENCES], key=lambda s: abs(len(s) - 256)).input_ids[None].to(target.device)
         drafter.to(target.device)  # type: ignore[arg-type]
         if initialise_from_target(drafter, target, sample):
             echo(f"draft layers start as copies of the target's last {drafter.config.num_hidden_layers}")
@@ -168,7 +169,8 @@ def _prepare(request: TrainingRequest, echo: Echo) -> _Prepared:
         drafter = loaded.model.float()
     for line in _describe(drafter, train, held_out):
         echo(line)
-    return _Prepared(target, tokenizer, drafter, sequences, train, held_out, TargetReader(target, drafter.config))
+    reader = TargetReader(target, drafter.config)
+    return _Prepared(target, tokenizer, drafter, sequences, train, held_out, reader, sample)
 
 
 def _describe(drafter: DSparkDraftModel, train: list[TrainingSequence], held_out: list[TrainingSequence]) -> list[str]:
@@ -266,6 +268,7 @@ def _make_trainer(
         dataset(prepared.train),
         dataset(prepared.held_out),
         _decode_prompts(prepared.held_out),
+        feature_rms(prepared.target, prepared.drafter.config, prepared.sample_ids),
         callbacks=[TauProgress(), stop, spent],
     )
     trainer.remove_callback(PrinterCallback)  # the bar shows what it would print

@@ -33,6 +33,9 @@ class DSparkTrainer(Trainer):
         args: Settings.
         train_dataset, eval_dataset: Sequences with anchors; with cached features the target only decodes.
         decode_prompts: int64 `[1, length]` each; evaluation really decodes them.
+        feature_rms: float `[m]`, scale of each feature layer ([`feature_rms`]); the context projection's weights of
+            a layer then move by steps that many times smaller. An optimiser like Adam moves every weight equally
+            far, which on inputs of size 30 would throw the context about. None: all alike.
         **kwargs: As for `Trainer`.
 
     Raises:
@@ -47,6 +50,7 @@ class DSparkTrainer(Trainer):
         train_dataset: AnchorDataset | None = None,
         eval_dataset: AnchorDataset | None = None,
         decode_prompts: list[Tensor] | None = None,
+        feature_rms: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -68,6 +72,9 @@ class DSparkTrainer(Trainer):
         self._head = _head_rows(target, model, torch.bfloat16 if args.bf16 else model.dtype)
         self._weights = position_weights(model.config.block_size, args.loss_decay or model.config.block_size)
         self._metrics = BlockMetrics(model.config.block_size, args.device)
+        self._step_scale = None
+        if feature_rms is not None:
+            self._step_scale = (1.0 / feature_rms.to(args.device)).repeat_interleave(model.config.hidden_size)
 
     # -- data and optimiser -------------------------------------------------------------------------------------
 
@@ -97,6 +104,8 @@ class DSparkTrainer(Trainer):
                 ],
                 **options,
             )
+            if self._step_scale is not None:
+                _scale_steps(self.optimizer, self._drafter.fc.weight, self._step_scale)
         return self.optimizer
 
     # -- loss ---------------------------------------------------------------------------------------------------
@@ -259,6 +268,22 @@ class DSparkTrainer(Trainer):
                     )
             result[name] = report.tau
         return result
+
+
+def _scale_steps(optimizer: torch.optim.Optimizer, weight: Tensor, scale: Tensor) -> None:
+    """Multiply every change of `weight` `[out, in]` by `scale` `[in]`, whatever the optimiser does."""
+    before: list[Tensor] = []
+
+    def remember(*_: Any) -> None:
+        before.append(weight.detach().clone())
+
+    def shorten(*_: Any) -> None:
+        with torch.no_grad():
+            old = before.pop()
+            weight.sub_(old).mul_(scale).add_(old)
+
+    optimizer.register_step_pre_hook(remember)
+    optimizer.register_step_post_hook(shorten)
 
 
 def _blocks_of(batch: dict[str, Any], block_size: int) -> AnchorBlocks:

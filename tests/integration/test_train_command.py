@@ -1,0 +1,250 @@
+"""`dspark train` on a tiny target: what it writes, how it stops, and that it goes on exactly where it stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import typer.testing
+from safetensors.torch import load_file
+from tiny import VOCAB, greedy, random_ids, tiny_target
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+import dspark_cli
+from dspark_hf import DSparkDraftModel
+from dspark_hf.errors import TrainingDataError
+from dspark_hf.training import run as run_module
+from dspark_hf.training.recipe import TrainingRequest, choose_draft_vocabulary, coverage
+from dspark_hf.training.records import TrainingSequence
+from dspark_hf.training.run import latest_checkpoint, train_drafter
+
+pytest.importorskip("datasets", reason="answers are written and read with the train extra")
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A target with tokenizer, and its greedy answers."""
+    folder = tmp_path_factory.mktemp("train")
+    target = tiny_target("llama")
+    target.save_pretrained(folder / "target")
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w1"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w1").save_pretrained(folder / "target")
+    with (folder / "answers.jsonl").open("w") as file:
+        for i in range(60):
+            ids = greedy(target, random_ids(6, seed=i), max_new_tokens=14)[0].tolist()
+            file.write(json.dumps({"id": f"p/{i}", "prompt_ids": ids[:6], "response_ids": ids[6:]}) + "\n")
+    return folder
+
+
+def request(root, output, **changes):
+    settings = {
+        "max_steps": STEPS,
+        "batch_size": 4,
+        "max_anchors": 4,
+        "num_hidden_layers": 1,
+        "block_size": 3,
+        "markov_rank": 4,
+        "draft_vocab_size": 40,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return TrainingRequest(
+        target=str(root / "target"), data=(str(root / "answers.jsonl"),), output=output, **settings | changes
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(root):
+    """An uninterrupted run, and the lines it printed."""
+    lines = []
+    outcome = train_drafter(request(root, root / "finished"), lines.append)
+    return outcome, lines
+
+
+def test_a_run_leaves_a_drafter_with_report_and_curves(root, finished):
+    outcome, lines = finished
+    assert outcome.is_finished and outcome.num_steps == STEPS
+    text = "\n".join(lines)
+    assert f"{STEPS} steps" in text and "GB of memory" in text and "draft vocabulary: 40 of 61" in text
+    report = json.loads((outcome.folder / "training_report.json").read_text())
+    assert report["is_finished"] and report["num_steps"] == STEPS and report["core_hours"] > 0
+    assert report["metrics"]["eval_tau_greedy"] >= 1
+    assert report["provenance"]["versions"]["torch"] == torch.__version__
+    assert (outcome.folder / "curves.png").stat().st_size > 1000
+    assert not list(outcome.folder.glob(".partial*"))
+    drafter = DSparkDraftModel.from_pretrained(outcome.folder)
+    assert drafter.dtype == torch.float32 and len(drafter.draft_token_ids) == 40
+    target = tiny_target("llama")
+    ids = random_ids(5)
+    drafted = target.generate(ids, assistant_model=drafter, do_sample=False, max_new_tokens=12)
+    assert torch.equal(drafted, greedy(target, ids, max_new_tokens=12))
+
+
+SCRIPT = """
+import os, signal, sys, torch
+from pathlib import Path
+from dspark_hf.training import progress, recipe, run
+torch.set_num_threads(1)
+root, output, kind, at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+original = progress.TauProgress.on_step_end
+def on_step_end(self, args, state, control, **kwargs):
+    original(self, args, state, control, **kwargs)
+    if state.global_step == at:
+        os.kill(os.getpid(), getattr(signal, kind))
+progress.TauProgress.on_step_end = on_step_end
+request = recipe.TrainingRequest(
+    target=str(root / "target"), data=(str(root / "answers.jsonl"),), output=output, max_steps=12, batch_size=4,
+    max_anchors=4, num_hidden_layers=1, block_size=3, markov_rank=4, draft_vocab_size=40, dtype="float32",
+    device="cpu",
+)
+print("finished", run.train_drafter(request, print).is_finished)
+"""
+
+
+def run_until(root, output, kind, at):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(root), str(output), kind, str(at)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(run_module.__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("kind", "at"), [("SIGKILL", 7), ("SIGINT", 5)])
+def test_an_interrupted_run_ends_with_the_same_weights(root, finished, tmp_path, kind, at):
+    code, text = run_until(root, tmp_path / "out", kind, at)
+    if kind == "SIGKILL":
+        assert code == -signal.SIGKILL
+        assert not (tmp_path / "out" / "config.json").exists()
+    else:
+        assert code == 0 and "finished False" in text, text
+        assert latest_checkpoint(tmp_path / "out" / "checkpoints").name == f"checkpoint-{at}"
+        DSparkDraftModel.from_pretrained(tmp_path / "out")  # usable as it is
+    lines = []
+    outcome = train_drafter(request(root, tmp_path / "out"), lines.append)
+    assert any("going on from checkpoint" in line for line in lines)
+    assert outcome.is_finished and outcome.num_steps == STEPS
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (outcome.folder, finished[0].folder))
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name]), name
+
+
+def test_more_steps_go_on_from_the_last_checkpoint(root, finished, tmp_path):
+    train_drafter(request(root, tmp_path / "out", max_steps=4), lambda line: None)
+    lines = []
+    outcome = train_drafter(request(root, tmp_path / "out", max_steps=8), lines.append)
+    assert outcome.num_steps == 8 and any("going on from checkpoint-4" in line for line in lines)
+
+
+def test_a_checkpoint_cut_short_is_passed_over(tmp_path):
+    for step, state in ((3, '{"global_step": 3}'), (9, '{"global_st'), (12, None)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+    assert latest_checkpoint(tmp_path).name == "checkpoint-3"
+    assert latest_checkpoint(tmp_path / "none") is None
+
+
+def test_an_output_of_another_run_is_refused(root, finished):
+    with pytest.raises(TrainingDataError, match="other learning_rate.*--restart"):
+        train_drafter(request(root, root / "finished", learning_rate=0.5))
+    with pytest.raises(TrainingDataError, match="config.markov_rank"):
+        train_drafter(request(root, root / "finished", markov_rank=8))
+
+
+def test_a_finished_drafter_is_not_overwritten_by_chance(root, finished, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(TrainingDataError, match="already holds a drafter"):
+        train_drafter(request(root, tmp_path))
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_a_full_disk_loses_no_checkpoint(root, tmp_path, monkeypatch):
+    train_drafter(request(root, tmp_path / "out", max_steps=4), lambda line: None)
+    before = latest_checkpoint(tmp_path / "out" / "checkpoints")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(DSparkDraftModel, "save_pretrained", full)
+    with pytest.raises(TrainingDataError, match="free some space"):
+        train_drafter(request(root, tmp_path / "out", max_steps=8), lambda line: None)
+    monkeypatch.undo()
+    assert latest_checkpoint(tmp_path / "out" / "checkpoints") == before
+    assert train_drafter(request(root, tmp_path / "out", max_steps=8), lambda line: None).num_steps == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"minutes": 1.0}, "excludes max_steps"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"features": "disk"}, "features must be cache or online"),
+        ({"held_out_fraction": 0.0}, "held_out_fraction"),
+        ({"decay_fraction": 1.0}, "decay_fraction"),
+        ({"max_cache_gb": 1e-9}, "the limit is"),
+    ],
+)
+def test_bad_settings_are_refused(root, tmp_path, changes, message):
+    with pytest.raises(TrainingDataError, match=message):
+        train_drafter(request(root, tmp_path / "out", **changes), lambda line: None)
+
+
+def test_the_draft_vocabulary_is_what_answers_use_most():
+    ids = torch.tensor([5, 9, 9, 9, 7, 7, 30])
+    sequences = [TrainingSequence("p", ids, torch.tensor([False, True, True, True, True, True, True]))]
+    assert choose_draft_vocabulary(sequences, 61, 3).tolist() == [7, 9, 30]
+    # Unseen tokens: the lowest ids first.
+    assert choose_draft_vocabulary(sequences, 61, 5).tolist() == [0, 1, 7, 9, 30]
+    assert coverage(sequences, torch.tensor([7, 9]), 61) == pytest.approx(5 / 6)
+
+
+def test_the_command_reports_and_fails_readably(root, tmp_path):
+    runner = typer.testing.CliRunner()
+    basics = ["train", "--target", str(root / "target"), "--dtype", "float32", "--device", "cpu"]
+    data = ["--data", str(root / "answers.jsonl")]
+    small = ["--max-steps", "2", "--num-hidden-layers", "1", "--block-size", "2", "--markov-rank", "2"]
+    done = runner.invoke(dspark_cli.app, [*basics, *data, "--output", str(tmp_path / "out"), *small])
+    assert done.exit_code == 0, done.output
+    assert "estimate:" in done.stdout and "drafter after 2 steps" in done.stdout
+    for arguments, message in [
+        ([*basics, "--output", str(tmp_path / "x")], "needs --data and --output"),
+        ([*basics, "--data", str(tmp_path / "no.jsonl"), "--output", str(tmp_path / "x")], "does not exist"),
+        ([*basics, *data, "--output", str(tmp_path / "x"), "--epochs", "0"], "epochs must be > 0"),
+        ([*basics, *data, "--output", str(tmp_path / "x"), "--markov-head-type", "lstm"], "markov_head_type must be"),
+    ]:
+        done = runner.invoke(dspark_cli.app, arguments)
+        assert done.exit_code == 2 and message in done.output, done.output
+        assert "Traceback" not in done.output
+
+
+def test_evaluating_drafters_prints_and_writes_every_number(root, finished, tmp_path):
+    with (tmp_path / "texts.jsonl").open("w") as file:
+        for i, line in enumerate((root / "answers.jsonl").read_text().splitlines()[:12]):
+            row = json.loads(line) | {"id": f"{'ab'[i % 2]}/{i}", "temperature": float(i % 3 == 0)}
+            file.write(json.dumps(row) + "\n")
+    drafter = ["--drafter", str(root / "finished"), "--drafter", str(root / "finished")]
+    arguments = ["eval", "--texts", str(tmp_path / "texts.jsonl"), "--target", str(root / "target"), *drafter]
+    arguments += ["--dtype", "float32", "--device", "cpu", "--json", str(tmp_path / "r.json")]
+    start = time.monotonic()
+    done = typer.testing.CliRunner().invoke(dspark_cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "mean of domains" in done.stdout and time.monotonic() - start < 60
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["num_texts"] == {"0": 8, "1": 4}
+    for entry in report["scores"]:
+        assert 1 <= entry["tau"]["all"]["value"] <= 4
+        assert len(entry["confidence_ece"]) == 3
