@@ -73,5 +73,5 @@ $(VENV)/.stamp-zoo: pyproject.toml constraints.txt $(VENV)/.stamp-venv
 	@touch $@
 
 $(VENV)/.stamp-test: pyproject.toml constraints.txt $(VENV)/.stamp-venv
-	$(call install,test$(comma)zoo)
+	$(call install,test$(comma)train$(comma)zoo)
 	@touch $(VENV)/.stamp-zoo $@

@@ -5,8 +5,13 @@ Importing this package installs the route (`decoding/route.py`). The pipeline, a
     configuration_dspark   what a drafter is
     modeling_dspark        features and anchor in, hidden states of a block out (parts in model/)
     decoding/              one round: draft -> calibrate -> schedule -> verify -> accept; the loop and the route
+    training/              answers of a target -> features -> blocks -> losses -> a trained drafter
+    evaluation/            plain against speculative generation; drafters against each other
     zoo                    a small real target, with or without a Hub
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel
 
@@ -20,10 +25,17 @@ from .errors import (
     DSparkConfigError,
     DSparkError,
     IncompatibleTargetError,
+    TrainingDataError,
     UnsupportedGenerationError,
     UnsupportedTransformersError,
 )
 from .modeling_dspark import DSparkDraftModel
+
+if TYPE_CHECKING:
+    from .training.recipe import TrainingRequest
+    from .training.run import train_drafter
+    from .training.settings import DSparkTrainingArguments
+    from .training.trainer import DSparkTrainer
 
 __all__ = [
     "CheckpointFormatError",
@@ -32,15 +44,35 @@ __all__ = [
     "DSparkConfigError",
     "DSparkDraftModel",
     "DSparkError",
+    "DSparkTrainer",
+    "DSparkTrainingArguments",
     "IncompatibleTargetError",
     "SpeculationReport",
+    "TrainingDataError",
+    "TrainingRequest",
     "UnsupportedGenerationError",
     "UnsupportedTransformersError",
     "__version__",
     "install",
     "record_speculation",
+    "train_drafter",
     "uninstall",
 ]
+
+# Generation needs none of them, and transformers' Trainer takes seconds to import.
+_ON_DEMAND = {
+    "DSparkTrainer": "training.trainer",
+    "DSparkTrainingArguments": "training.settings",
+    "TrainingRequest": "training.recipe",
+    "train_drafter": "training.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_ON_DEMAND[name]}", __name__), name)
+
 
 AutoConfig.register("dspark", DSparkConfig, exist_ok=True)
 AutoModel.register(DSparkConfig, DSparkDraftModel, exist_ok=True)
