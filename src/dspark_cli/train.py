@@ -41,9 +41,9 @@ def train_command(
     epochs: Annotated[float, typer.Option(help="Passes over the data, each with new anchors.")] = 10.0,
     max_steps: Annotated[int | None, typer.Option(help="Instead of epochs: optimiser steps.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Instead of epochs: time to fill.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences per step.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Sequences per step.")] = 4,
     max_anchors: Annotated[int, typer.Option(help="Blocks per sequence and step.")] = 64,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    learning_rate: Annotated[float | None, typer.Option(help=f"Peak learning rate. {_BY_SIZE}")] = None,
     head_learning_rate_multiplier: Annotated[float, typer.Option(help="Of sequential and confidence head.")] = 1.0,
     decay_fraction: Annotated[
         float, typer.Option(help="Share of the steps, at the end, in which it falls to 0.")

@@ -60,9 +60,9 @@ class TrainingRequest:
     epochs: float = 10.0
     max_steps: int | None = None
     minutes: float | None = None
-    batch_size: int = 8
+    batch_size: int = 4
     max_anchors: int = 64
-    learning_rate: float = 1e-3
+    learning_rate: float | None = None
     head_learning_rate_multiplier: float = 1.0
     decay_fraction: float = 0.25
     max_length: int = 2048
@@ -84,7 +84,7 @@ class TrainingRequest:
             ("minutes", self.minutes is None or self.max_steps is None, "excludes max_steps; give one of them"),
             ("batch_size", self.batch_size >= 1, "must be >= 1"),
             ("max_anchors", self.max_anchors >= 1, "must be >= 1"),
-            ("learning_rate", self.learning_rate > 0, "must be > 0"),
+            ("learning_rate", self.learning_rate is None or self.learning_rate > 0, "must be > 0"),
             ("head_learning_rate_multiplier", self.head_learning_rate_multiplier > 0, "must be > 0"),
             ("decay_fraction", 0 <= self.decay_fraction <= 0.96, "must lie between 0 and 0.96"),
             ("max_length", self.max_length >= 4, "must be >= 4"),
@@ -126,6 +126,14 @@ def drafter_overrides(request: TrainingRequest, target: PreTrainedModel) -> dict
         wanted = 8192 if is_small else 32768
     overrides["draft_vocab_size"] = wanted if 0 < wanted < vocab_size else None
     return overrides
+
+
+def peak_learning_rate(request: TrainingRequest, target: PreTrainedModel) -> float:
+    """The request's, or what suits the target's size: measured on SmolLM2-135M, the released recipe's for large ones."""
+    if request.learning_rate is not None:
+        return request.learning_rate
+    num_parameters = sum(parameter.numel() for parameter in target.parameters())
+    return 3e-3 if num_parameters <= SMALL_TARGET_PARAMETERS else 6e-4
 
 
 def new_drafter(

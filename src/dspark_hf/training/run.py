@@ -27,7 +27,7 @@ from .feature_cache import FeatureCache, build_feature_cache, target_fingerprint
 from .features import TargetReader
 from .initialise import feature_rms, initialise_from_target
 from .progress import GracefulStop, SpentTime, TauProgress
-from .recipe import TrainingRequest, coverage, new_drafter
+from .recipe import TrainingRequest, coverage, new_drafter, peak_learning_rate
 from .records import TrainingSequence, data_digest, load_sequences, split_held_out
 from .settings import DSparkTrainingArguments
 from .trainer import DSparkTrainer
@@ -264,7 +264,7 @@ def _make_trainer(
     trainer = DSparkTrainer(
         prepared.drafter,
         prepared.target,
-        _arguments(request, checkpoints, run["num_steps"], prepared.target.device),
+        _arguments(request, checkpoints, run["num_steps"], prepared.target),
         dataset(prepared.train),
         dataset(prepared.held_out),
         _decode_prompts(prepared.held_out),
@@ -276,14 +276,14 @@ def _make_trainer(
 
 
 def _arguments(
-    request: TrainingRequest, checkpoints: Path, num_steps: int, device: torch.device
+    request: TrainingRequest, checkpoints: Path, num_steps: int, target: PreTrainedModel
 ) -> DSparkTrainingArguments:
     return DSparkTrainingArguments(
         output_dir=str(checkpoints),
         max_steps=num_steps,
         per_device_train_batch_size=request.batch_size,
         per_device_eval_batch_size=request.batch_size,
-        learning_rate=request.learning_rate,
+        learning_rate=peak_learning_rate(request, target),
         head_learning_rate_multiplier=request.head_learning_rate_multiplier,
         lr_scheduler_type="warmup_stable_decay",
         lr_scheduler_kwargs={"num_decay_steps": round(request.decay_fraction * num_steps)},
@@ -291,7 +291,7 @@ def _arguments(
         weight_decay=0.0,
         max_anchors=request.max_anchors,
         bf16=request.dtype == "bfloat16",
-        use_cpu=device.type == "cpu",
+        use_cpu=target.device.type == "cpu",
         logging_steps=max(1, min(50, num_steps // 20)),
         eval_strategy="steps",
         eval_steps=max(1, num_steps // _NUM_EVALUATIONS),

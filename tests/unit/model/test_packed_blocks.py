@@ -39,8 +39,15 @@ def test_dense_mask_entry_by_entry():
 
 @pytest.mark.parametrize(("heads", "kv_heads"), GQA)
 @pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("context", [CONTEXT, 0])
-def test_attention_equals_sdpa_with_the_dense_mask(heads, kv_heads, size, context):
+def test_attention_equals_sdpa_with_the_dense_mask(heads, kv_heads, size):
+    check_attention(heads, kv_heads, size, CONTEXT)
+
+
+def test_attention_without_any_context():
+    check_attention(4, 2, 4, 0)
+
+
+def check_attention(heads, kv_heads, size, context):
     queries, keys, values = (x.requires_grad_() for x in attention_inputs(heads, kv_heads, size, context))
     blocks = PackedBlocks(ANCHORS.clamp(max=context), size)
     expected = F.scaled_dot_product_attention(

@@ -57,7 +57,7 @@ def check(rows, size, anchors=None):
             assert 0 <= int(blocks.law_positions[r, a].min()) <= int(blocks.law_positions[r, a].max()) < length
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=st.lists(masks, min_size=1, max_size=3), size=st.integers(1, 7))
 @example(rows=[[True]], size=4)
 @example(rows=[[True] * 9, [True, True], [False] * 4], size=4)
@@ -66,14 +66,14 @@ def test_blocks_equal_the_slow_reference(rows, size):
     check(rows, size)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(row=st.lists(st.booleans(), min_size=2, max_size=16), size=st.integers(1, 5), data=st.data())
 def test_any_position_as_an_anchor(row, size, data):
     """A block whose anchor is not in the mask supervises nothing."""
     check([row], size, [data.draw(st.lists(st.integers(0, len(row) - 1), max_size=4))])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(row=masks, max_anchors=st.integers(1, 12), seed=st.integers(0, 2**63 - 1))
 def test_sampled_anchors(row, max_anchors, seed):
     mask = torch.tensor(row)

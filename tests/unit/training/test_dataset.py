@@ -100,7 +100,7 @@ def order(sampler, epoch):
     return list(sampler)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 99), min_size=1, max_size=60),
     batch_size=st.integers(1, 9),
