@@ -98,7 +98,8 @@ pack() {
   mkdir "$work/wheels" "$work/model"
   # `pip` comes along unpinned: the image's may lie where a new environment does not see it.
   download "$python" "$work/wheels" "${platforms[@]}" "${requirements[@]}" pip
-  download "$python" "$work/model" "${platforms[@]}" "$(sed -n 's/^ *requirement="\(.*\)",$/\1/p' "$ROOT/src/dspark_hf/zoo.py")"
+  requirements=("$(sed -n 's/^ *requirement="\(.*\)",$/\1/p' "$ROOT/src/dspark_hf/zoo.py")")
+  download "$python" "$work/model" "${platforms[@]}" "${requirements[@]}"
   tar -C "$data" --dereference -cJf "$work/data.tar.xz" prompts/train prompts/eval smollm2_responses
   # Not compressed again: wheels are zip files, and the model's weights are 4-bit numbers.
   tar -C "$work" -cf "$work/store.tar" wheels model data.tar.xz
@@ -137,7 +138,7 @@ say() { echo "[$SECONDS s] $*" | tee -a "$LOG"; }
 
 # Start a phase in the background: several may run at once, and a signal reaches this shell while they do.
 begin() { # NAME SECONDS COMMAND...
-  local name=$1 limit=$2
+  local name=$1 limit=$2 whom=--foreground
   shift 2
   if [ "$limit" -lt 1 ]; then
     say "$name: skipped, no time is left"
@@ -146,7 +147,8 @@ begin() { # NAME SECONDS COMMAND...
   say "$name: at most $limit s"
   # SIGINT is Ctrl-C to the commands: they keep what they have. Only to the command itself (--foreground), since a
   # second one would make it give up. A shell starts background jobs with SIGINT ignored, hence `env`.
-  timeout --foreground --signal=INT --kill-after="$GRACE_S" "$limit" env --default-signal=INT "$@" \
+  [ "$1" != bash ] || whom=--verbose # a shell is nothing without its children: they are all to stop
+  timeout "$whom" --signal=INT --kill-after="$GRACE_S" "$limit" env --default-signal=INT "$@" \
     >>"$WORK/$name.log" 2>&1 &
   CHILDREN+=("$!:$name")
 }

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -258,9 +259,18 @@ def processes(tmp_path_factory):
     here = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path])}
     program = [sys.executable, str(here / "training_process.py"), str(folder)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads((folder / "statuses.json").read_text()), done.stderr
+    with (folder / "errors.txt").open("w") as log:
+        # A session of its own, so that its ranks go with it.
+        started = subprocess.Popen(program, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            status = started.wait(timeout=540)
+        finally:
+            if started.poll() is None:
+                os.killpg(started.pid, signal.SIGKILL)
+                started.wait()
+    errors = (folder / "errors.txt").read_text()
+    assert status == 0, errors
+    return folder, json.loads((folder / "statuses.json").read_text()), errors
 
 
 def result_of(processes, name, place=None):

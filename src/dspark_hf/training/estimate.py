@@ -58,6 +58,7 @@ def estimate_run(
     reader: TargetReader,
     sequences: list[TrainingSequence],
     *,
+    num_cached_tokens: int = 0,
     num_steps: int | None = None,
 ) -> Estimate:
     """Time one batch of the target's features and one step on them; neither changes the drafter.
@@ -66,12 +67,13 @@ def estimate_run(
         request: What is planned.
         drafter, target, reader: Ready to train.
         sequences: To train on.
+        num_cached_tokens: Tokens whose features lie on disk already.
         num_steps: Steps of a run that is being resumed; None: from the request.
     """
     features_per_token_s, step_s, num_anchors = _probe(request, drafter, target, reader, sequences)
     num_tokens = sum(len(sequence) for sequence in sequences)
     is_online = request.features == "online"
-    features_s = 0.0 if is_online else num_tokens * features_per_token_s
+    features_s = 0.0 if is_online else max(0, num_tokens - num_cached_tokens) * features_per_token_s
     if is_online:
         step_s += features_per_token_s * request.batch_size * num_tokens / len(sequences)
     config = drafter.config

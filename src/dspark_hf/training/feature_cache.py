@@ -117,6 +117,12 @@ def cache_identity(
     }
 
 
+def cached_tokens(folder: Path) -> int:
+    """Tokens whose features lie in `folder`, whatever they were made from."""
+    manifest = _read_manifest(folder)
+    return 0 if manifest is None else sum(int(shard["num_tokens"]) for shard in manifest["shards"])
+
+
 def target_fingerprint(target: PreTrainedModel) -> str:
     """sha256 over names, shapes and a sample of every weight: tells two checkpoints of one architecture apart."""
     digest = hashlib.sha256()

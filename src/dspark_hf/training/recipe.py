@@ -129,7 +129,7 @@ def drafter_overrides(request: TrainingRequest, target: PreTrainedModel) -> dict
 
 
 def peak_learning_rate(request: TrainingRequest, target: PreTrainedModel) -> float:
-    """The request's, or what suits the target's size: measured on SmolLM2-135M, the released recipe's for large ones."""
+    """The request's, or by the target's size: measured on SmolLM2-135M, and the released recipe's for large ones."""
     if request.learning_rate is not None:
         return request.learning_rate
     num_parameters = sum(parameter.numel() for parameter in target.parameters())

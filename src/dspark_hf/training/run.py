@@ -2,78 +2,34 @@
 
 import json
 import logging
-import os
 import shutil
-import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers import PreTrainedModel, PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 from ..errors import TrainingDataError
-from ..evaluation.loading import load_drafter, load_target
-from ..evaluation.provenance import collect_provenance, write_json
+from ..evaluation.provenance import write_json
 from ..modeling_dspark import DSparkDraftModel
-from .anchors import possible_anchors
-from .curves import plot_curves
 from .dataset import AnchorDataset
 from .estimate import estimate_run
-from .feature_cache import FeatureCache, build_feature_cache, target_fingerprint
-from .features import TargetReader
-from .initialise import feature_rms, initialise_from_target
+from .feature_cache import FeatureCache, build_feature_cache, cached_tokens, target_fingerprint
+from .initialise import feature_rms
+from .outcome import TrainingOutcome, final_metrics, write_drafter
+from .prepare import Echo, Prepared, prepare
 from .progress import GracefulStop, SpentTime, TauProgress
-from .recipe import TrainingRequest, coverage, new_drafter, peak_learning_rate
-from .records import TrainingSequence, data_digest, load_sequences, split_held_out
+from .recipe import TrainingRequest, peak_learning_rate
+from .records import TrainingSequence, data_digest
 from .settings import DSparkTrainingArguments
 from .trainer import DSparkTrainer
 
 logger = logging.getLogger(__name__)
 
 RUN_NAME = "run.json"
-REPORT_NAME = "training_report.json"
 _NUM_SAVES = 20
 _NUM_EVALUATIONS = 8
-_SAMPLE_SEQUENCES = 8
-
-Echo = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class TrainingOutcome:
-    """What a call of [`train_drafter`] left behind.
-
-    Attributes:
-        folder: The drafter's.
-        is_finished: False after Ctrl-C; the folder then holds the drafter of the last step.
-        num_steps: Optimiser steps over all runs.
-        spent_s: Seconds of training over all runs.
-        metrics: Of the last evaluation.
-    """
-
-    folder: Path
-    is_finished: bool
-    num_steps: int
-    spent_s: float
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """Everything a run needs before its first step."""
-
-    target: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    drafter: DSparkDraftModel
-    sequences: list[TrainingSequence]
-    train: list[TrainingSequence]
-    held_out: list[TrainingSequence]
-    reader: TargetReader
-    sample_ids: Tensor  # int64 [1, length], ordinary text
 
 
 def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> TrainingOutcome:
@@ -87,7 +43,7 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
         TrainingDataError: data, features or settings cannot be used, or `output` belongs to another run.
         ComparisonError, ZooError: target or initial drafter cannot be loaded.
     """
-    prepared = _prepare(request, echo)
+    prepared = prepare(request, echo)
     checkpoints = request.output / "checkpoints"
     if request.restart and checkpoints.exists():
         shutil.rmtree(checkpoints)
@@ -99,6 +55,7 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
         prepared.target,
         prepared.reader,
         prepared.train,
+        num_cached_tokens=cached_tokens(request.output / "features"),
         num_steps=run["num_steps"] if run.get("length") == length else None,
     )
     run |= {"length": length, "num_steps": estimate.num_steps}
@@ -125,8 +82,8 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
         stop.restore()
         if bars_were_on:
             transformers_logging.enable_progress_bar()
-    metrics = {} if stop.was_interrupted else _final_metrics(trainer)
-    _write_drafter(request, prepared, trainer, spent.spent_s, metrics, is_finished=not stop.was_interrupted)
+    metrics = {} if stop.was_interrupted else final_metrics(trainer)
+    write_drafter(request, prepared, trainer, spent.spent_s, metrics, is_finished=not stop.was_interrupted)
     steps = trainer.state.global_step
     return TrainingOutcome(request.output, not stop.was_interrupted, steps, spent.spent_s, metrics)
 
@@ -148,50 +105,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def _prepare(request: TrainingRequest, echo: Echo) -> _Prepared:
-    target, tokenizer = load_target(request.target, request.dtype, request.device)
-    vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    sequences = load_sequences(list(request.data), vocab_size=vocab_size, max_length=request.max_length)
-    train, held_out = split_held_out(sequences, request.held_out_fraction)
-    if not train or not held_out:
-        raise TrainingDataError(
-            f"{len(sequences)} sequences give {len(train)} for training and {len(held_out)} held out; more prompts, or "
-            f"another held_out_fraction than {request.held_out_fraction}, would give both"
-        )
-    sample = max(train[:_SAMPLE_SEQUENCES], key=len).input_ids[None].to(target.device)
-    if request.initial_drafter is None:
-        drafter = new_drafter(request, target, tokenizer, train)
-        drafter.to(target.device)  # type: ignore[arg-type]
-        if initialise_from_target(drafter, target, sample):
-            echo(f"draft layers start as copies of the target's last {drafter.config.num_hidden_layers}")
-    else:
-        loaded = load_drafter(request.initial_drafter, target, request.target, tokenizer, seed=request.seed)
-        drafter = loaded.model.float()
-    for line in _describe(drafter, train, held_out):
-        echo(line)
-    reader = TargetReader(target, drafter.config)
-    return _Prepared(target, tokenizer, drafter, sequences, train, held_out, reader, sample)
-
-
-def _describe(drafter: DSparkDraftModel, train: list[TrainingSequence], held_out: list[TrainingSequence]) -> list[str]:
-    config = drafter.config
-    num_answer_tokens = sum(int(sequence.loss_mask.sum()) for sequence in train)
-    lines = [
-        f"{len(train)} sequences with {num_answer_tokens} answer tokens to train on, {len(held_out)} held out",
-        f"drafter: {config.num_hidden_layers} layers, gamma {config.block_size}, head "
-        f"{config.markov_head_type if config.markov_rank else 'none'} of rank {config.markov_rank}, "
-        f"{sum(p.numel() for p in drafter.parameters()) / 1e6:.1f} M parameters",
-    ]
-    if (ids := drafter.draft_token_ids) is not None:
-        shares = [coverage(part, ids.cpu(), config.vocab_size) for part in (train, held_out)]
-        lines.append(
-            f"draft vocabulary: {len(ids)} of {config.vocab_size} tokens, {shares[0]:.1%} of the training answers' "
-            f"tokens, {shares[1]:.1%} of the held-out answers'"
-        )
-    return lines
-
-
-def _claim_output(request: TrainingRequest, prepared: _Prepared, checkpoints: Path) -> dict[str, Any]:
+def _claim_output(request: TrainingRequest, prepared: Prepared, checkpoints: Path) -> dict[str, Any]:
     """Make the output folder this run's, or check that it is; what was noted about the run so far."""
     identity = {
         "target": target_fingerprint(prepared.target),
@@ -226,7 +140,7 @@ def _comparable(drafter: DSparkDraftModel) -> dict[str, Any]:
     return {key: config[key] for key in config if key not in ("transformers_version", "dtype", "_name_or_path")}
 
 
-def _features(request: TrainingRequest, prepared: _Prepared) -> FeatureCache | None:
+def _features(request: TrainingRequest, prepared: Prepared) -> FeatureCache | None:
     if request.features == "online":
         return None
     return build_feature_cache(
@@ -241,7 +155,7 @@ def _features(request: TrainingRequest, prepared: _Prepared) -> FeatureCache | N
 
 def _make_trainer(
     request: TrainingRequest,
-    prepared: _Prepared,
+    prepared: Prepared,
     cache: FeatureCache | None,
     checkpoints: Path,
     run: dict[str, Any],
@@ -315,62 +229,5 @@ def _decode_prompts(held_out: list[TrainingSequence]) -> list[Tensor]:
     return list(prompts.values())
 
 
-def _anchors_per_epoch(request: TrainingRequest, sequences: list[TrainingSequence]) -> int:
-    return sum(min(request.max_anchors, len(possible_anchors(sequence.loss_mask))) for sequence in sequences)
-
-
-def _final_metrics(trainer: DSparkTrainer) -> dict[str, float]:
-    last = trainer.state.log_history[-2:]  # the last step may have been evaluated; the run's own summary follows it
-    evaluated = [entry for entry in last if "eval_loss" in entry and entry["step"] == trainer.state.global_step]
-    found = evaluated[-1] if evaluated else trainer.evaluate()
-    return {name: value for name, value in found.items() if name.startswith("eval_")}
-
-
 def _is_full_disk(error: Exception) -> bool:
     return getattr(error, "errno", None) == 28 or "No space left" in str(error) or "os error 28" in str(error)
-
-
-def _write_drafter(
-    request: TrainingRequest,
-    prepared: _Prepared,
-    trainer: DSparkTrainer,
-    spent_s: float,
-    metrics: dict[str, float],
-    *,
-    is_finished: bool,
-) -> None:
-    """Put drafter, report and curves into the output folder, each file whole or not at all."""
-    if not trainer.is_world_process_zero():
-        return
-    drafter = prepared.drafter
-    dtype = getattr(torch, request.dtype)
-    history = trainer.state.log_history
-    report = {
-        "provenance": asdict(
-            collect_provenance(prepared.target.device, dtype, seed=request.seed, n=len(prepared.train))
-        ),
-        "is_finished": is_finished,
-        "target": request.target,
-        "target_sha256_of_samples": target_fingerprint(prepared.target),
-        "data_sha256": data_digest(prepared.sequences),
-        "num_steps": trainer.state.global_step,
-        "num_epochs": trainer.state.epoch,
-        "num_anchors": round((trainer.state.epoch or 0) * _anchors_per_epoch(request, prepared.train)),
-        "spent_s": spent_s,
-        "core_hours": spent_s * torch.get_num_threads() * trainer.args.world_size / 3600,
-        "settings": request.must_not_change(),
-        "metrics": metrics,
-        "history": history,
-    }
-    with tempfile.TemporaryDirectory(dir=request.output, prefix=".partial-") as name:
-        temporary = Path(name)
-        weights = drafter.state_dict()
-        state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
-        drafter.save_pretrained(temporary, state_dict=state)
-        config = json.loads((temporary / "config.json").read_text())
-        write_json(temporary / "config.json", config | {"dtype": request.dtype})
-        write_json(temporary / REPORT_NAME, report)
-        plot_curves(history, temporary / "curves.png")
-        # config.json last: a folder without it is no drafter.
-        for path in sorted(temporary.iterdir(), key=lambda p: p.name == "config.json"):
-            os.replace(path, request.output / path.name)

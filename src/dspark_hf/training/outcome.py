@@ -1,0 +1,97 @@
+"""What a training run leaves behind: the drafter, its report and its curves."""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ..evaluation.provenance import collect_provenance, write_json
+from .anchors import possible_anchors
+from .curves import plot_curves
+from .feature_cache import target_fingerprint
+from .prepare import Prepared
+from .recipe import TrainingRequest
+from .records import TrainingSequence, data_digest
+from .trainer import DSparkTrainer
+
+REPORT_NAME = "training_report.json"
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """What a call of [`train_drafter`] left behind.
+
+    Attributes:
+        folder: The drafter's.
+        is_finished: False after Ctrl-C; the folder then holds the drafter of the last step.
+        num_steps: Optimiser steps over all runs.
+        spent_s: Seconds of training over all runs.
+        metrics: Of the last evaluation.
+    """
+
+    folder: Path
+    is_finished: bool
+    num_steps: int
+    spent_s: float
+    metrics: dict[str, float]
+
+
+def final_metrics(trainer: DSparkTrainer) -> dict[str, float]:
+    """The evaluation of the last step, made now unless it was made then."""
+    last = trainer.state.log_history[-2:]  # the last step may have been evaluated; the run's own summary follows it
+    evaluated = [entry for entry in last if "eval_loss" in entry and entry["step"] == trainer.state.global_step]
+    found = evaluated[-1] if evaluated else trainer.evaluate()
+    return {name: value for name, value in found.items() if name.startswith("eval_")}
+
+
+def write_drafter(
+    request: TrainingRequest,
+    prepared: Prepared,
+    trainer: DSparkTrainer,
+    spent_s: float,
+    metrics: dict[str, float],
+    *,
+    is_finished: bool,
+) -> None:
+    """Put drafter, report and curves into the output folder, each file whole or not at all."""
+    if not trainer.is_world_process_zero():
+        return
+    drafter = prepared.drafter
+    dtype = getattr(torch, request.dtype)
+    history = trainer.state.log_history
+    report = {
+        "provenance": asdict(
+            collect_provenance(prepared.target.device, dtype, seed=request.seed, n=len(prepared.train))
+        ),
+        "is_finished": is_finished,
+        "target": request.target,
+        "target_sha256_of_samples": target_fingerprint(prepared.target),
+        "data_sha256": data_digest(prepared.sequences),
+        "num_steps": trainer.state.global_step,
+        "num_epochs": trainer.state.epoch,
+        "num_anchors": round((trainer.state.epoch or 0) * _anchors_per_epoch(request, prepared.train)),
+        "spent_s": spent_s,
+        "core_hours": spent_s * torch.get_num_threads() * trainer.args.world_size / 3600,
+        "settings": request.must_not_change(),
+        "metrics": metrics,
+        "history": history,
+    }
+    with tempfile.TemporaryDirectory(dir=request.output, prefix=".partial-") as name:
+        temporary = Path(name)
+        weights = drafter.state_dict()
+        state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
+        drafter.save_pretrained(temporary, state_dict=state)
+        config = json.loads((temporary / "config.json").read_text())
+        write_json(temporary / "config.json", config | {"dtype": request.dtype})
+        write_json(temporary / REPORT_NAME, report)
+        plot_curves(history, temporary / "curves.png")
+        # config.json last: a folder without it is no drafter.
+        for path in sorted(temporary.iterdir(), key=lambda p: p.name == "config.json"):
+            os.replace(path, request.output / path.name)
+
+
+def _anchors_per_epoch(request: TrainingRequest, sequences: list[TrainingSequence]) -> int:
+    return sum(min(request.max_anchors, len(possible_anchors(sequence.loss_mask))) for sequence in sequences)
