@@ -94,7 +94,7 @@ def _start_from_last_feature(drafter: DSparkDraftModel, features: list[Tensor]) 
     width = drafter.config.hidden_size
     drafter.fc.weight.zero_()
     rms = float(features[-1].float().pow(2).mean(dim=-1).median().sqrt())
-    drafter.fc.weight[:, -width:] = torch.eye(width) / rms
+    drafter.fc.weight[:, -width:] = torch.eye(width, device=drafter.device) / rms
 
 
 def _copy_linear(ours: nn.Linear, theirs: nn.Module) -> None:

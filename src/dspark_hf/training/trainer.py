@@ -53,6 +53,9 @@ class DSparkTrainer(Trainer):
         feature_rms: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
+        # One process per device: torch's DataParallel would split blocks from the contexts they read.
+        _ = args.n_gpu
+        args._n_gpu = min(args._n_gpu, 1)
         super().__init__(
             model=model,
             args=args,
