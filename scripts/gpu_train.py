@@ -23,7 +23,7 @@ def write_held_out(sources: list[Path], fraction: float, most: int, output: Path
     """The answers that training with this `fraction` holds out, at most `most`, from all over the files."""
     from dspark_hf.training.records import data_files, split_held_out
 
-    rows = [json.loads(line) for path in data_files(list(sources)) for line in path.open(encoding="utf-8")]
+    rows = [json.loads(line) for path in data_files(list(sources)) for line in path.read_bytes().splitlines()]
     # The split reads nothing but the ids.
     _, chosen = split_held_out([SimpleNamespace(id=row["id"], row=row) for row in rows], fraction)  # type: ignore[arg-type]
     held_out = [item.row for item in chosen]  # type: ignore[attr-defined]

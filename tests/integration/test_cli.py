@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 import dspark_cli
+from dspark_hf import zoo
 from dspark_hf.evaluation import ComparisonSettings, loading
 from dspark_hf.evaluation.compare import _Bench
 
@@ -123,7 +124,7 @@ def test_without_a_drafter_an_untrained_one_of_the_targets_sizes_runs(folders, b
 
 
 def test_a_bundled_drafter_is_found_by_name_and_sizes(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "BUNDLED_ROOT", tmp_path)
+    monkeypatch.setattr(zoo, "BUNDLED_ROOT", tmp_path)
     config = tiny_target("llama").config
     assert loading.bundled_drafter("owner/Tiny", config) is None
     (tmp_path / "tiny").symlink_to(folders / "drafter")

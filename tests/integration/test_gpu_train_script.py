@@ -1,6 +1,7 @@
 """scripts/gpu_train.sh without a GPU, a network or a model: usage, pieces and sums, and results within their limits."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -10,6 +11,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
+from tiny import tiny_drafter, tiny_target
+
+from dspark_hf import DSparkDraftModel
+from dspark_hf.training.records import TrainingSequence, split_held_out
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "gpu_train.sh"
@@ -221,15 +227,36 @@ def test_results_stay_within_the_limits(functions, tmp_path, trained):
 # --- the parts in Python
 
 
-def test_held_out_answers_are_those_that_training_holds_out(tmp_path):
-    from dspark_hf.training.records import load_sequences, split_held_out
+@pytest.fixture(scope="module")
+def parts():
+    spec = importlib.util.spec_from_file_location("gpu_train", SCRIPTS / "gpu_train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
+
+def test_held_out_answers_are_those_that_training_holds_out(parts, tmp_path):
     rows = [{"id": f"p{i % 60}", "temperature": 0.0, "prompt_ids": [1], "response_ids": [2, 3]} for i in range(120)]
     source, output = tmp_path / "answers.jsonl", tmp_path / "held_out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, SCRIPTS / "gpu_train.py", "held-out", "--fraction", "0.3", "--most", "10"]
-    subprocess.run([*command, "--output", output, source], check=True, capture_output=True)
+    parts.write_held_out([source], 0.3, 10, output)
     written = [json.loads(line)["id"] for line in output.read_text().splitlines()]
-    _, held_out = split_held_out(load_sequences(source, vocab_size=9, max_length=9), 0.3)
+    sequences = [TrainingSequence(row["id"], torch.tensor([1, 2, 3]), torch.ones(3).bool()) for row in rows]
+    _, held_out = split_held_out(sequences, 0.3)
     assert 5 <= len(written) <= 10
     assert set(written) <= {sequence.id for sequence in held_out}
+
+
+def test_salvage_makes_a_drafter_of_the_last_whole_checkpoint(parts, tmp_path):
+    with pytest.raises(SystemExit, match="no whole checkpoint"):
+        parts.salvage(tmp_path)
+    drafter = tiny_drafter(tiny_target()).float()
+    for step in (9, 10, 11):
+        drafter.save_pretrained(tmp_path / f"checkpoints/checkpoint-{step}")
+    (tmp_path / "checkpoints/checkpoint-9/trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoints/checkpoint-10/trainer_state.json").write_text('{"global_step": 10}')
+    parts.salvage(tmp_path)
+    loaded = DSparkDraftModel.from_pretrained(tmp_path)
+    assert loaded.dtype == torch.bfloat16
+    assert torch.equal(loaded.fc.weight, drafter.fc.weight.bfloat16())
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 10

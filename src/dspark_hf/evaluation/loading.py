@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 # Seconds the Hub has to say whether it knows a name.
 HUB_TIMEOUT_S = 5.0
 DTYPES = ("bfloat16", "float32", "auto")
-BUNDLED_ROOT = Path(__file__).parents[1] / "bundled"
 
 _Model = TypeVar("_Model", bound=PreTrainedModel)
 
@@ -95,9 +94,8 @@ def bundled_drafter(target_name: str, target_config: PreTrainedConfig) -> Path |
 
     It is told by the zoo's name or the Hub id of the target, and must have the target's sizes.
     """
-    alias = target_name.rsplit("/", 1)[-1].lower()
-    folder = BUNDLED_ROOT / alias
-    if Path(target_name).is_dir() or not alias:
+    folder = zoo.bundled_drafter(target_name)
+    if folder is None:
         return None
     try:
         ours = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..configuration_dspark import DSparkConfig
+from ..model.sequential_heads import MarkovHead, RNNHead
 from ..modeling_dspark import DSparkDraftModel
 from .features import TargetReader
 
@@ -33,8 +34,7 @@ def initialise_from_target(drafter: DSparkDraftModel, target: PreTrainedModel, s
     Returns:
         Whether the layers were copied; False where their structure differs.
     """
-    if drafter.markov_head is not None:
-        nn.init.zeros_(drafter.markov_head.markov_w2.weight)
+    _start_head(drafter.markov_head)
     base = target.base_model
     layers = getattr(base, "layers", None)
     final_norm = getattr(base, "norm", None)
@@ -87,6 +87,17 @@ def _copy_layer(ours: Any, theirs: Any, hidden: Tensor) -> None:
             states = getattr(theirs.self_attn, projection)(theirs.input_layernorm(hidden))
             by_token = states.float().pow(2).mean(dim=-1)
             ours_norm.weight.fill_(float(by_token.median().sqrt()))
+
+
+def _start_head(head: MarkovHead | None) -> None:
+    """Make the head add nothing yet, and a recurrent one start as a Markov head with a squashed code."""
+    if head is None:
+        return
+    nn.init.zeros_(head.markov_w2.weight)
+    if isinstance(head, RNNHead):
+        rank = head.markov_w2.in_features
+        # From random weights the code stays near 0 for long, and with it all that W_2 can learn.
+        head.joint_proj.weight[2 * rank :, rank : 2 * rank] = torch.eye(rank, device=head.joint_proj.weight.device)
 
 
 def _start_from_last_feature(drafter: DSparkDraftModel, features: list[Tensor]) -> None:
