@@ -25,8 +25,8 @@ def write_held_out(sources: list[Path], fraction: float, most: int, output: Path
 
     rows = [json.loads(line) for path in data_files(list(sources)) for line in path.read_bytes().splitlines()]
     # The split reads nothing but the ids.
-    _, chosen = split_held_out([SimpleNamespace(id=row["id"], row=row) for row in rows], fraction)  # type: ignore[arg-type]
-    held_out = [item.row for item in chosen]  # type: ignore[attr-defined]
+    _, chosen = split_held_out([SimpleNamespace(id=row["id"], row=row) for row in rows], fraction)
+    held_out = [item.row for item in chosen]
     step = max(1, -(-len(held_out) // most))
     lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in held_out[::step]]
     output.write_text("".join(lines), encoding="utf-8")

@@ -205,7 +205,7 @@ train() {
 
   export PYTHONPATH=$ROOT/src PYTHONUNBUFFERED=1 DSPARK_HF_CACHE=$WORK/cache HF_HOME=$WORK/hf HF_HUB_OFFLINE=1
   local python=$WORK/venv/bin/python data=$WORK/data drafter=$WORK/drafter answers=$WORK/answers.jsonl limit
-  local prompts=$WORK/eval_answers.jsonl held_out=$WORK/held_out.jsonl files=("$answers") file
+  local prompts=$WORK/prompts.jsonl held_out=$WORK/held_out.jsonl files=("$answers") file
   local common=(--target "${TARGET:-smollm2-135m-instruct}" --device "${DEVICE:-auto}" --dtype "${DTYPE:-bfloat16}")
   local dspark=("$python" -m dspark_cli)
 
@@ -295,7 +295,7 @@ write_results() {
   rm -rf "$results"
   mkdir -p "$results/drafter"
   rm -f "$OUT"/model.safetensors.* "$OUT/results.tar.gz" "$OUT/answers.tar.gz" "$OUT/SHA256SUMS"
-  cp "$WORK"/eval_*.json "$WORK/eval_answers.jsonl" "$results/" 2>/dev/null
+  cp "$WORK"/eval_*.json "$WORK/prompts.jsonl" "$results/" 2>/dev/null
   # Their last part: a progress bar can write megabytes.
   local file
   for file in "$WORK"/*.log; do tr '\r' '\n' <"$file" | tail -c 200000 >"$results/${file##*/}"; done

@@ -10,8 +10,8 @@ Importing this package installs the route (`decoding/route.py`). The pipeline, a
     zoo                    a small real target, with or without a Hub
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib
+import typing
 
 from transformers import AutoConfig, AutoModel
 
@@ -31,7 +31,7 @@ from .errors import (
 )
 from .modeling_dspark import DSparkDraftModel
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from .training.recipe import TrainingRequest
     from .training.run import train_drafter
     from .training.settings import DSparkTrainingArguments
@@ -68,10 +68,10 @@ _ON_DEMAND = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_ON_DEMAND[name]}", __name__), name)
+    return getattr(importlib.import_module(f".{_ON_DEMAND[name]}", __name__), name)
 
 
 AutoConfig.register("dspark", DSparkConfig, exist_ok=True)

@@ -111,6 +111,11 @@ class DSparkDraftModel(PreTrainedModel):
                 f"shape, among them {absent[:3]}; with random numbers in their place it would draft nonsense. Download "
                 "it again, or correct its config.json if that describes another drafter"
             )
+        if "d2t" in info["unexpected_keys"]:
+            raise CheckpointFormatError(
+                f"{pretrained_model_name_or_path} has a reduced draft vocabulary (d2t) that its config.json does not "
+                "mention; add draft_vocab_size there, the length of d2t"
+            )
         if (offsets := getattr(drafter, "d2t", None)) is not None:
             check_offsets(offsets, drafter.config.vocab_size)
         return (drafter, info) if output_loading_info else drafter

@@ -81,9 +81,7 @@ def test_a_drafter_that_is_right_on_its_tokens_saves_forwards(shared_target, pla
     silent = torch.tensor([i for i in range(61) if i not in said])
     for tokens in (said, silent):
         drafter = reduced_drafter(shared_target, tokens)
-        output = greedy(
-            shared_target, ids, max_new_tokens=16, assistant_model=drafter, return_dict_in_generate=True
-        )
+        output = greedy(shared_target, ids, max_new_tokens=16, assistant_model=drafter, return_dict_in_generate=True)
         assert torch.equal(output.sequences, expected)
     assert output.speculation.tau == 1.0
 

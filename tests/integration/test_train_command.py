@@ -76,7 +76,7 @@ def test_a_run_leaves_a_drafter_with_report_and_curves(root, finished):
     text = "\n".join(lines)
     assert f"{STEPS} steps" in text and "GB of memory" in text and "draft vocabulary: 40 of 61" in text
     report = json.loads((outcome.folder / "training_report.json").read_text())
-    assert report["is_finished"] and report["num_steps"] == STEPS and report["core_hours"] > 0
+    assert report["is_finished"] and report["num_steps"] == STEPS and report["device_hours"] > 0 and report["cpu_threads"] >= 1
     assert report["metrics"]["eval_tau_greedy"] >= 1
     assert report["provenance"]["versions"]["torch"] == torch.__version__
     assert (outcome.folder / "curves.png").stat().st_size > 1000

@@ -64,7 +64,7 @@ def attend_packed(queries: Tensor, keys: Tensor, values: Tensor, blocks: PackedB
     to_own = grouped @ own_keys.transpose(3, 4)
     weights = torch.cat([to_context, to_own], dim=-1).softmax(dim=-1).to(values.dtype)
     over_context, over_own = weights.split([context_length, size], dim=-1)
-    attended = (over_context.reshape(rows, num_kv_heads, -1, context_length) @ context_values).view(grouped.shape)
+    attended = (over_context.flatten(2, 3) @ context_values).view(grouped.shape)
     attended = attended + over_own @ own_values
     attended = attended.view(rows, num_kv_heads, num_blocks, group, size, head_dim)
     return attended.permute(0, 2, 4, 1, 3, 5).reshape(rows, num_queries, num_heads, head_dim)

@@ -81,9 +81,12 @@ def collate(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 class LengthGroupedEpochs(Sampler[Draw]):
     """A new order each epoch, with sequences of similar length in a batch; yields `(epoch, index)`.
 
+    Sequences that would make a last, smaller step wait for another epoch: several processes would fill it up with
+    sequences of the first one.
+
     Args:
         lengths: Of the sequences.
-        batch_size: Sequences of one optimiser step.
+        batch_size: Sequences of one optimiser step, over all processes and accumulated batches.
         seed: Of the orders.
     """
 
@@ -94,7 +97,8 @@ class LengthGroupedEpochs(Sampler[Draw]):
         self._epoch = 0
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        total = len(self._lengths)
+        return total - total % self._batch_size if total >= self._batch_size else total
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the data loader before each epoch, also when it resumes in the middle of one."""
@@ -108,12 +112,9 @@ class LengthGroupedEpochs(Sampler[Draw]):
         for start in range(0, len(order), size):
             group = sorted(order[start : start + size], key=lambda i: self._lengths[i], reverse=True)
             batches.extend(group[i : i + self._batch_size] for i in range(0, len(group), self._batch_size))
-        # Only full batches change places: the step boundaries must not move.
-        full = [batch for batch in batches if len(batch) == self._batch_size]
-        rest = [batch for batch in batches if len(batch) < self._batch_size]
-        shuffled = [full[i] for i in torch.randperm(len(full), generator=generator).tolist()]
-        for batch in shuffled + rest:
-            yield from ((self._epoch, i) for i in batch)
+        full = [batch for batch in batches if len(batch) == self._batch_size] or batches
+        for place in torch.randperm(len(full), generator=generator).tolist():
+            yield from ((self._epoch, i) for i in full[place])
 
 
 def _mixed_seed(*parts: Any) -> int:

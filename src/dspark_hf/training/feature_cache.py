@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..errors import TrainingDataError
+from ..evaluation.provenance import write_json
 from .features import TargetFeatures, TargetReader
 from .records import TrainingSequence, data_digest
 
@@ -104,13 +105,17 @@ class FeatureCache:
 
 
 def cache_identity(
-    target: PreTrainedModel, layer_ids: list[int], sequences: Sequence[TrainingSequence]
+    target: PreTrainedModel,
+    layer_ids: list[int],
+    logit_treatment: tuple[float, float | None],
+    sequences: Sequence[TrainingSequence],
 ) -> dict[str, Any]:
     """What determines a cache's content, to be compared before it is read."""
     return {
         "format_version": FORMAT_VERSION,
         "target": target_fingerprint(target),
         "target_layer_ids": layer_ids,
+        "logit_treatment": list(logit_treatment),
         "dtype": str(target.dtype).removeprefix("torch."),
         "data": data_digest(sequences),
         "num_sequences": len(sequences),
@@ -154,7 +159,7 @@ def build_feature_cache(
         TrainingDataError: it would need more than `max_bytes` or more than the disk has free, or the folder holds
             the features of something else.
     """
-    identity = cache_identity(target, layer_ids, sequences)
+    identity = cache_identity(target, layer_ids, reader.logit_treatment, sequences)
     total_tokens = sum(len(sequence) for sequence in sequences)
     hidden_size: int = target.config.get_text_config(decoder=True).hidden_size
     needed = feature_bytes(total_tokens, len(layer_ids), hidden_size, target.dtype)
@@ -176,7 +181,10 @@ def build_feature_cache(
 
 
 def _require_room(folder: Path, needed: int, max_bytes: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingDataError(f"the feature cache {folder} cannot be made ({error}); name another folder") from error
     free = shutil.disk_usage(folder).free
     if needed > min(max_bytes, free):
         raise TrainingDataError(
@@ -281,6 +289,9 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(value, indent=1))
-    os.replace(temporary, path)
+    try:
+        write_json(path, value)
+    except OSError as error:
+        raise TrainingDataError(
+            f"{path} cannot be written ({error}); free some space and start again, finished files are kept"
+        ) from error

@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 from ..configuration_dspark import DSparkConfig
 from ..errors import IncompatibleTargetError
 
-# Positions whose logits over the whole vocabulary exist at once; 256 x 152k in float32 are 156 MB.
+# Positions whose logits over the whole vocabulary exist at once, on a CPU and elsewhere; 256 x 152k in float32 are
+# 156 MB.
 NORMALIZER_CHUNK_POSITIONS = 256
+ACCELERATOR_CHUNK_POSITIONS = 2048
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class TargetReader:
         self.head: nn.Module = target.get_output_embeddings()
         self.embedding: nn.Module = target.get_input_embeddings()
         self.device: torch.device = target.device
+        self.logit_treatment = config.logit_multiplier, config.final_logit_softcapping
 
     @torch.no_grad()
     def read(self, input_ids: Tensor, needs_normalizer: Tensor | None = None) -> TargetFeatures:
@@ -79,10 +82,8 @@ class TargetReader:
         return TargetFeatures(torch.cat(layers, dim=-1), final_hidden, log_normalizer)
 
     def _log_normalizer(self, hidden: Tensor) -> Tensor:
-        parts = [
-            torch.logsumexp(treat_logits(self.head(chunk), self._config), dim=-1)
-            for chunk in hidden.split(NORMALIZER_CHUNK_POSITIONS)
-        ]
+        size = NORMALIZER_CHUNK_POSITIONS if hidden.device.type == "cpu" else ACCELERATOR_CHUNK_POSITIONS
+        parts = [torch.logsumexp(treat_logits(self.head(chunk), self._config), dim=-1) for chunk in hidden.split(size)]
         return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
 
 

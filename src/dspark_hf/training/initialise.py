@@ -96,8 +96,10 @@ def _start_head(head: MarkovHead | None) -> None:
     nn.init.zeros_(head.markov_w2.weight)
     if isinstance(head, RNNHead):
         rank = head.markov_w2.in_features
-        # From random weights the code stays near 0 for long, and with it all that W_2 can learn.
-        head.joint_proj.weight[2 * rank :, rank : 2 * rank] = torch.eye(rank, device=head.joint_proj.weight.device)
+        # With random weights h_k, twenty times longer, would drown the previous token for hundreds of steps.
+        output = head.joint_proj.weight[2 * rank :]
+        output.zero_()
+        output[:, rank : 2 * rank] = torch.eye(rank, device=output.device)
 
 
 def _start_from_last_feature(drafter: DSparkDraftModel, features: list[Tensor]) -> None:

@@ -41,6 +41,11 @@ def prepare(request: TrainingRequest, echo: Echo) -> Prepared:
         ComparisonError, ZooError: target or initial drafter cannot be loaded.
     """
     target, tokenizer = load_target(request.target, request.dtype, request.device)
+    if target.device.index:
+        raise TrainingDataError(
+            f"training uses the first visible device, got {target.device}; make it the first one with "
+            f"CUDA_VISIBLE_DEVICES={target.device.index}"
+        )
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     sequences = load_sequences(list(request.data), vocab_size=vocab_size, max_length=request.max_length)
     train, held_out = split_held_out(sequences, request.held_out_fraction)

@@ -151,6 +151,8 @@ def _parse(row: dict[str, Any], default_id: str, vocab_size: int) -> TrainingSeq
         input_ids, mask = first + second, [0] * len(first) + [1] * len(second)
     else:
         input_ids, mask = first, second
+        if strange := sorted(set(mask) - {0, 1})[:3]:
+            raise ValueError(f"loss_mask must hold 0 and 1, 1 on the tokens to learn from, and holds {strange}")
         if len(input_ids) != len(mask):
             raise ValueError(f"input_ids has {len(input_ids)} entries and loss_mask {len(mask)}; they must agree")
     if not input_ids:
@@ -161,7 +163,8 @@ def _parse(row: dict[str, Any], default_id: str, vocab_size: int) -> TrainingSeq
             f"token id {wrong} is outside the target's vocabulary of {vocab_size}; the answers were made with another "
             "tokenizer, make them with this target"
         )
-    return TrainingSequence(str(row.get("id") or default_id), torch.tensor(input_ids), torch.tensor(mask).bool())
+    row_id = default_id if row.get("id") in (None, "") else str(row["id"])
+    return TrainingSequence(row_id, torch.tensor(input_ids), torch.tensor(mask).bool())
 
 
 def _integers(value: Any, name: str) -> list[int]:

@@ -14,7 +14,7 @@ from ..errors import TrainingDataError
 from ..evaluation.provenance import write_json
 from ..modeling_dspark import DSparkDraftModel
 from .dataset import AnchorDataset
-from .estimate import estimate_run
+from .estimate import NUM_EVALUATIONS, estimate_run
 from .feature_cache import FeatureCache, build_feature_cache, cached_tokens, target_fingerprint
 from .initialise import feature_rms
 from .outcome import TrainingOutcome, final_metrics, write_drafter
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 RUN_NAME = "run.json"
 _NUM_SAVES = 20
-_NUM_EVALUATIONS = 8
 
 
 def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> TrainingOutcome:
@@ -51,10 +50,7 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
     length = {"epochs": request.epochs, "max_steps": request.max_steps, "minutes": request.minutes}
     estimate = estimate_run(
         request,
-        prepared.drafter,
-        prepared.target,
-        prepared.reader,
-        prepared.train,
+        prepared,
         num_cached_tokens=cached_tokens(request.output / "features"),
         num_steps=run["num_steps"] if run.get("length") == length else None,
     )
@@ -208,7 +204,7 @@ def _arguments(
         use_cpu=target.device.type == "cpu",
         logging_steps=max(1, min(50, num_steps // 20)),
         eval_strategy="steps",
-        eval_steps=max(1, num_steps // _NUM_EVALUATIONS),
+        eval_steps=max(1, num_steps // NUM_EVALUATIONS),
         save_strategy="steps",
         save_steps=max(1, num_steps // _NUM_SAVES),
         save_total_limit=2,

@@ -51,6 +51,9 @@ class DSparkTrainingArguments(TrainingArguments):
         # The batch's columns are ours, and the loss is already a mean over all processes and accumulated steps.
         self.remove_unused_columns = False
         self.label_names = ["input_ids"]
+        if self.ddp_find_unused_parameters is None:
+            # The heads work outside of the wrapped forward; looking for unused parameters would count them twice.
+            self.ddp_find_unused_parameters = False
         super().__post_init__()
 
     @property

@@ -75,6 +75,7 @@ class DSparkTrainer(Trainer):
         self._head = _head_rows(target, model, torch.bfloat16 if args.bf16 else model.dtype)
         self._weights = position_weights(model.config.block_size, args.loss_decay or model.config.block_size)
         self._metrics = BlockMetrics(model.config.block_size, args.device)
+        self._is_evaluating = False
         self._step_scale = None
         if feature_rms is not None:
             self._step_scale = (1.0 / feature_rms.to(args.device)).repeat_interleave(model.config.hidden_size)
@@ -84,7 +85,14 @@ class DSparkTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return LengthGroupedEpochs([len(sequence) for sequence in dataset.sequences], per_step, self.args.seed)
+        lengths = [len(sequence) for sequence in dataset.sequences]
+        self._train_sampler = LengthGroupedEpochs(lengths, per_step, self.args.seed)
+        return self._train_sampler
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # Where a resumed epoch skips batches on several processes, the loader's own set_epoch gets lost on the way.
+        self._train_sampler.set_epoch(kwargs["epoch"])
+        super()._run_epoch(*args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW or what `args.optim` names, with a rate of their own for the heads."""
@@ -117,7 +125,7 @@ class DSparkTrainer(Trainer):
         """Slots of a block at this step of the curriculum."""
         gamma = self._drafter.config.block_size
         growing = self._settings.curriculum_fraction * self.state.max_steps
-        if not self._drafter.training or self.state.global_step >= growing:
+        if self._is_evaluating or self.state.global_step >= growing:
             return gamma
         return min(gamma, 1 + int(gamma * self.state.global_step / growing))
 
@@ -226,18 +234,19 @@ class DSparkTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Loss parts and acceptance on held-out blocks, and tau of real speculative decoding on held-out prompts."""
-        loader = self.get_eval_dataloader(eval_dataset)
-        model = self._wrap_model(self._drafter, training=False)
-        was_training = model.training
-        model.eval()
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        was_training = self._drafter.training
         training_sums, self._metrics = self._metrics, BlockMetrics(self._drafter.config.block_size, self.args.device)
-        for batch in loader:
-            with self.compute_loss_context_manager():
-                self.compute_loss(model, self._prepare_inputs(batch))
-        sums = self.accelerator.reduce(self._metrics.take(), "sum")
-        values = self._metrics.summarise(sums) | self._decode()
-        self._metrics = training_sums
-        model.train(was_training)
+        self._drafter.eval()
+        self._is_evaluating = True
+        try:
+            self._add_up(dataset)
+            sums = self.accelerator.reduce(self._metrics.take(), "sum")
+            values = self._metrics.summarise(sums) | self._decode()
+        finally:
+            self._is_evaluating = False
+            self._metrics = training_sums
+            self._drafter.train(was_training)
         weights = self._settings.loss_weights
         values["loss"] = (
             weights.cross_entropy * values["cross_entropy"]
@@ -249,14 +258,25 @@ class DSparkTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def _add_up(self, dataset: AnchorDataset) -> None:
+        """Metrics of this process's share of a data set; a loader shared by processes would repeat some sequences."""
+        mine = range(self.args.process_index, len(dataset), self.args.world_size)
+        size = self.args.eval_batch_size
+        for start in range(0, len(mine), size):
+            batch = self._prepare_inputs(collate([dataset[i] for i in mine[start : start + size]]))
+            with self.compute_loss_context_manager():
+                self.compute_loss(self._drafter, batch)
+
     def _decode(self) -> dict[str, float]:
         """tau of generate() with this drafter, greedy and at temperature 1; leaves every random state as it was."""
         prompts = self._decode_prompts[: self._settings.num_decode_prompts]
         if not prompts or not self.is_world_process_zero():
             return {}
         result = {}
-        for name, options in (("tau_greedy", {"do_sample": False}), ("tau_sampled", {"do_sample": True})):
-            with torch.random.fork_rng(devices=[]), record_speculation() as report:
+        law: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        for name, options in (("tau_greedy", {"do_sample": False}), ("tau_sampled", law)):
+            device = self._target.device
+            with torch.random.fork_rng([device] if device.type == "cuda" else []), record_speculation() as report:
                 torch.manual_seed(self.args.seed)
                 for ids in prompts:
                     self._target.generate(
@@ -264,9 +284,6 @@ class DSparkTrainer(Trainer):
                         attention_mask=torch.ones_like(ids, device=self._target.device),
                         assistant_model=self._drafter,
                         max_new_tokens=self._settings.decode_new_tokens,
-                        temperature=1.0,
-                        top_k=0,
-                        top_p=1.0,
                         **options,
                     )
             result[name] = report.tau

@@ -33,9 +33,7 @@ def test_index_names_every_token():
     assert (index >= 0).sum() == 6 and index.shape == (61,)
 
 
-@pytest.mark.parametrize(
-    "ids", [[0, 2, 2, 5], [0, 5, 3, 7], [-1, 2, 3, 4], [0, 2, 3, 61], [0, 2**40, 3, 4]], ids=str
-)
+@pytest.mark.parametrize("ids", [[0, 2, 2, 5], [0, 5, 3, 7], [-1, 2, 3, 4], [0, 2, 3, 61], [0, 2**40, 3, 4]], ids=str)
 def test_ids_that_are_twice_the_same_or_out_of_range_are_refused(ids):
     with pytest.raises(CheckpointFormatError, match="d2t"):
         check_offsets(offsets_of(torch.tensor(ids)), 61)

@@ -106,13 +106,15 @@ def order(sampler, epoch):
     batch_size=st.integers(1, 9),
     seed=st.integers(0, 2**31),
 )
-def test_each_epoch_is_a_permutation(lengths, batch_size, seed):
+def test_each_epoch_has_every_sequence_once_but_for_a_short_last_step(lengths, batch_size, seed):
     sampler = LengthGroupedEpochs(lengths, batch_size, seed)
-    assert len(sampler) == len(lengths)
+    surplus = len(lengths) % batch_size if len(lengths) >= batch_size else 0
+    assert len(sampler) == len(lengths) - surplus
     for epoch in (0, 1, 5):
         drawn = order(sampler, epoch)
         assert {e for e, _ in drawn} == {epoch}
-        assert sorted(i for _, i in drawn) == list(range(len(lengths)))
+        indices = [i for _, i in drawn]
+        assert len(set(indices)) == len(indices) == len(sampler) and set(indices) <= set(range(len(lengths)))
         assert drawn == order(LengthGroupedEpochs(lengths, batch_size, seed), epoch)
 
 
@@ -136,10 +138,11 @@ def test_an_epoch_does_not_depend_on_the_epochs_before():
 
 
 @pytest.mark.parametrize("count", [64, 61, 5 * BATCHES_PER_GROUP * 4 + 3])
-def test_batches_hold_similar_lengths_and_the_short_one_comes_last(count):
+def test_batches_hold_similar_lengths(count):
     g = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 1000, (count,), generator=g).tolist()
     drawn = [lengths[i] for _, i in order(LengthGroupedEpochs(lengths, 4, 0), 2)]
+    count = len(drawn)
     batches = [drawn[i : i + 4] for i in range(0, count, 4)]
     assert all(batch == sorted(batch, reverse=True) for batch in batches)
     padding = sum(max(batch) * len(batch) - sum(batch) for batch in batches)

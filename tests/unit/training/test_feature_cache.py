@@ -48,9 +48,7 @@ def build(tmp_path, target, reader, monkeypatch):
 
     def function(data=None, *, max_bytes=10**9, target=target, reader=reader, layer_ids=LAYERS):
         data = sequences() if data is None else data
-        return build_feature_cache(
-            tmp_path / "cache", target, reader, data, layer_ids=layer_ids, max_bytes=max_bytes
-        )
+        return build_feature_cache(tmp_path / "cache", target, reader, data, layer_ids=layer_ids, max_bytes=max_bytes)
 
     function.folder = tmp_path / "cache"
     return function
@@ -267,11 +265,11 @@ def test_a_full_disk_loses_nothing(build, monkeypatch):
 def test_a_full_disk_at_the_list_is_said_too(build, monkeypatch):
     """The list is small, but the last block of a disk may be gone by then."""
 
-    def fails(self, *args, **kwargs):
+    def fails(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(build.folder), "write_text", fails)
+        patch.setattr(feature_cache, "write_json", fails)
         with pytest.raises(TrainingDataError, match="No space left"):
             build()
     assert len(build()) == 7
@@ -373,8 +371,13 @@ def test_a_cut_and_a_missing_shard_are_found(build):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "{}", '{"identity": {"num_sequences": 1}, "shards": [{}]}',
-        '{"identity": 3, "shards": []}', "\xff{",
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"identity": {"num_sequences": 1}, "shards": [{}]}',
+        '{"identity": 3, "shards": []}',
+        "\xff{",
     ],
     ids=repr,
 )
