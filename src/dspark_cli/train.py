@@ -34,7 +34,9 @@ def train_command(
     num_hidden_layers: Annotated[int | None, typer.Option(help=f"Draft layers. {_BY_SIZE}")] = None,
     block_size: Annotated[int | None, typer.Option(help="gamma. Default: 5 on a CPU, else 7.")] = None,
     markov_rank: Annotated[int | None, typer.Option(help=f"Of the sequential head; 0: none. {_BY_SIZE}")] = None,
-    markov_head_type: Annotated[str, typer.Option(metavar="vanilla|gated|rnn", help="Sequential head.")] = "vanilla",
+    markov_head_type: Annotated[
+        str | None, typer.Option(metavar="vanilla|gated|rnn", help="Sequential head. Default: vanilla.")
+    ] = None,
     draft_vocab_size: Annotated[
         int | None, typer.Option(help=f"Tokens that can be drafted; 0: all. {_BY_SIZE}")
     ] = None,
@@ -71,6 +73,10 @@ def train_command(
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
     if context.invoked_subcommand is not None:
+        given = [name for name in context.params if _is_typed(context, name)]
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise typer.BadParameter(f"{options} must stand behind `{context.invoked_subcommand}`", ctx=context)
         return
     if not data or output is None:
         raise typer.BadParameter("needs --data and --output; answers are made by `dspark train data`", ctx=context)
@@ -111,6 +117,11 @@ def train_command(
     if not outcome.is_finished:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @train_app.command("data")

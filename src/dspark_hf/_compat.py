@@ -54,6 +54,20 @@ REQUIRED_PARAMETERS: dict[str, frozenset[str]] = {
 }
 
 
+def check_overridable(cls: type, names: tuple[str, ...]) -> None:
+    """Raise unless a class of transformers has all methods that a subclass of ours overrides.
+
+    Raises:
+        UnsupportedTransformersError: one is missing; the override would never be called.
+    """
+    missing = [name for name in names if not callable(getattr(cls, name, None))]
+    if missing:
+        raise UnsupportedTransformersError(
+            f"transformers {transformers.__version__} has no {cls.__name__}.{missing[0]}; dspark_hf works with "
+            f'transformers {SUPPORTED_TRANSFORMERS}: pip install "transformers{SUPPORTED_TRANSFORMERS}"'
+        )
+
+
 def wrapped_method(name: str) -> Callable[..., Any]:
     """The current `GenerationMixin.<name>`, checked to have the parameters the route passes on.
 

@@ -38,6 +38,8 @@ _OPTIONAL_ON_LOAD = frozenset(
         "verification_policy",
     }
 )
+# transformers' Trainer leaves it on every config; a drafter always has its cache.
+_SET_BY_TRAINER = frozenset({"use_cache"})
 # What PreTrainedConfig takes through **kwargs without declaring it as a field.
 _BASE_KWARGS = frozenset(
     {
@@ -225,6 +227,7 @@ class DSparkConfig(PreTrainedConfig):
                 f"config.json lacks {missing}; a drafter's config must state them, since guessed values would load "
                 "and draft nonsense. Add them, or save the drafter again with save_pretrained"
             )
+        config_dict = {key: value for key, value in config_dict.items() if key not in _SET_BY_TRAINER}
         ignored = sorted(set(config_dict) - _field_names() - _BASE_KWARGS)
         if any(config_dict[key] is not None for key in ignored):
             logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)

@@ -217,12 +217,7 @@ class DSparkDraftModel(PreTrainedModel):
         Returns:
             float32 `[rows, T, draft vocabulary]` on the drafter's device.
         """
-        logits = target_head(hidden).to(device=self.device, dtype=torch.float32)
-        if self.config.logit_multiplier != 1.0:
-            logits = logits * self.config.logit_multiplier
-        if (cap := self.config.final_logit_softcapping) is not None:
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        return treat_logits(target_head(hidden).to(device=self.device), self.config)
 
     def get_input_embeddings(self) -> nn.Module:
         """Not available: the embedding is the target's."""
@@ -231,3 +226,13 @@ class DSparkDraftModel(PreTrainedModel):
     def set_input_embeddings(self, value: Any) -> None:
         """Not available: the embedding is the target's."""
         raise NotImplementedError("a drafter borrows its target's embedding; nothing to set")
+
+
+def treat_logits(head_output: Tensor, config: DSparkConfig) -> Tensor:
+    """float32 logits as the target's forward returns them: multiplier, then soft cap."""
+    logits = head_output.float()
+    if config.logit_multiplier != 1.0:
+        logits = logits * config.logit_multiplier
+    if (cap := config.final_logit_softcapping) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits

@@ -5,6 +5,7 @@ import torch
 from tiny import greedy, random_ids, tiny_drafter, tiny_target
 
 from dspark_hf import DSparkDraftModel, record_speculation
+from dspark_hf.evaluation import replay as replay_module
 from dspark_hf.evaluation.replay import Replay, TargetText
 from dspark_hf.model.draft_vocab import offsets_of
 
@@ -46,7 +47,7 @@ def test_greedy_rounds_are_those_of_generate(target):
 def test_sampled_rounds_have_the_expectation_of_generate(target):
     """Mean rounds of many real runs against the mean of replays of texts that the target sampled by itself."""
     drafter = tiny_drafter(target, initializer_range=0.05, block_size=3)
-    runs, ids = 300, random_ids(5)
+    runs, ids = 150, random_ids(5)
     law = {"do_sample": True, "temperature": 1.3, "top_k": 0, "max_new_tokens": 8}
     torch.manual_seed(0)
     real, replayed = [], []
@@ -62,3 +63,14 @@ def test_sampled_rounds_have_the_expectation_of_generate(target):
     # Something was accepted, or the test could not fail.
     assert float(real.mean()) < 7 - 10 * noise
     assert float(replayed.var()) < float(real.var())
+
+
+def test_cut_into_chunks_a_replay_is_the_same(target, monkeypatch):
+    drafter = drafter_near(target)
+    text = TargetText("p/0", greedy(target, random_ids(6), max_new_tokens=20)[0], 6, 1.0)
+    (whole,) = Replay(target, [text]).run(drafter)
+    monkeypatch.setattr(replay_module, "TABLE_NUMBERS", 3 * drafter.config.block_size * drafter.config.vocab_size)
+    (cut,) = Replay(target, [text]).run(drafter)
+    assert cut.num_rounds == pytest.approx(whole.num_rounds, abs=1e-5)
+    for name in ("confidence", "acceptance", "label", "weight"):
+        torch.testing.assert_close(getattr(cut, name), getattr(whole, name), atol=1e-5, rtol=0)

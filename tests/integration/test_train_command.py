@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import typer.testing
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tiny import VOCAB, greedy, random_ids, tiny_target
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -76,7 +79,12 @@ def test_a_run_leaves_a_drafter_with_report_and_curves(root, finished):
     text = "\n".join(lines)
     assert f"{STEPS} steps" in text and "GB of memory" in text and "draft vocabulary: 40 of 61" in text
     report = json.loads((outcome.folder / "training_report.json").read_text())
-    assert report["is_finished"] and report["num_steps"] == STEPS and report["device_hours"] > 0 and report["cpu_threads"] >= 1
+    assert (
+        report["is_finished"]
+        and report["num_steps"] == STEPS
+        and report["device_hours"] > 0
+        and report["cpu_threads"] >= 1
+    )
     assert report["metrics"]["eval_tau_greedy"] >= 1
     assert report["provenance"]["versions"]["torch"] == torch.__version__
     assert (outcome.folder / "curves.png").stat().st_size > 1000
@@ -148,6 +156,94 @@ def test_more_steps_go_on_from_the_last_checkpoint(root, finished, tmp_path):
     assert outcome.num_steps == 8 and any("going on from checkpoint-4" in line for line in lines)
 
 
+def test_a_finished_run_is_not_trained_on_by_repeating_it(root, finished):
+    before = load_file(finished[0].folder / "model.safetensors")
+    for _ in range(2):
+        again = train_drafter(request(root, root / "finished"), lambda line: None)
+        assert again.is_finished and again.num_steps == STEPS and again.metrics["eval_tau_greedy"] >= 1
+    after = load_file(finished[0].folder / "model.safetensors")
+    assert all(torch.equal(before[name], weight) for name, weight in after.items())
+    assert latest_checkpoint(root / "finished" / "checkpoints").name == f"checkpoint-{STEPS}"
+
+
+def test_data_under_other_prompt_ids_is_other_data(root, finished, tmp_path):
+    """Ids decide what is held out: the same answers under others would be evaluated after training on them."""
+    (tmp_path / "renamed.jsonl").write_text((root / "answers.jsonl").read_text().replace('"p/', '"q/'))
+    other = replace(request(root, root / "finished"), data=(str(tmp_path / "renamed.jsonl"),))
+    with pytest.raises(TrainingDataError, match="other data"):
+        train_drafter(other, lambda line: None)
+
+
+def test_another_draft_vocabulary_is_another_run(root, finished, tmp_path):
+    drafter = DSparkDraftModel.from_pretrained(finished[0].folder)
+    drafter.d2t -= 1
+    drafter.save_pretrained(tmp_path / "initial")
+    shape = {"num_hidden_layers": None, "block_size": None, "markov_rank": None, "draft_vocab_size": None}
+    initial = request(root, tmp_path / "out", max_steps=2, initial_drafter=str(tmp_path / "initial"), **shape)
+    train_drafter(initial, lambda line: None)
+    trained = DSparkDraftModel.from_pretrained(tmp_path / "out")
+    assert torch.equal(trained.draft_token_ids, drafter.draft_token_ids)
+    with pytest.raises(TrainingDataError, match="draft_vocabulary"):
+        train_drafter(request(root, tmp_path / "out", max_steps=2), lambda line: None)
+    with pytest.raises(TrainingDataError, match="initial_drafter .* fixes block_size"):
+        request(root, tmp_path / "out", **shape | {"block_size": 3}, initial_drafter=str(tmp_path / "initial"))
+
+
+def test_restart_looks_at_the_features_before_it_deletes(root, tmp_path):
+    train_drafter(request(root, tmp_path / "out", max_steps=2), lambda line: None)
+    lines = (root / "answers.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "fewer.jsonl").write_text("".join(lines[:40]))
+    other = replace(request(root, tmp_path / "out", max_steps=2, restart=True), data=(str(tmp_path / "fewer.jsonl"),))
+    with pytest.raises(TrainingDataError, match="feature cache"):
+        train_drafter(other, lambda line: None)
+    assert latest_checkpoint(tmp_path / "out" / "checkpoints") is not None
+
+
+def test_a_failing_last_evaluation_loses_no_drafter(root, tmp_path, monkeypatch):
+    def fails(trainer):
+        raise MemoryError
+
+    monkeypatch.setattr(run_module, "final_metrics", fails)
+    with pytest.raises(MemoryError):
+        train_drafter(request(root, tmp_path / "out", max_steps=2), lambda line: None)
+    DSparkDraftModel.from_pretrained(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "training_report.json").read_text())["is_finished"]
+
+
+def test_broken_numbers_end_training_and_keep_the_checkpoints_before(root, tmp_path):
+    train_drafter(request(root, tmp_path / "out", max_steps=4), lambda line: None)
+    good = latest_checkpoint(tmp_path / "out" / "checkpoints")
+    weights = load_file(good / "model.safetensors")
+    weights["fc.weight"][0, 0] = float("nan")
+    before = (good / "model.safetensors").read_bytes()
+    save_file(weights, good / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TrainingDataError, match="training broke by step.*smaller learning_rate"):
+        train_drafter(request(root, tmp_path / "out", max_steps=8), lambda line: None)
+    assert latest_checkpoint(tmp_path / "out" / "checkpoints") == good
+    (good / "model.safetensors").write_bytes(before)
+    assert train_drafter(request(root, tmp_path / "out", max_steps=8), lambda line: None).num_steps == 8
+
+
+def test_a_run_in_another_thread_works(root, tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(train_drafter, request(root, tmp_path / "out", max_steps=2), lambda line: None).result()
+    assert outcome.num_steps == 2
+
+
+def test_several_processes_are_refused(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingDataError, match="DSparkTrainer"):
+        train_drafter(request(root, tmp_path / "out"), lambda line: None)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"identity": 3, "spent_s": 1}', '{"identity": {}, "spent_s": "x"}'])
+def test_a_damaged_run_file_is_said(root, tmp_path, text):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "run.json").write_text(text)
+    with pytest.raises(TrainingDataError, match="run.json.*--restart"):
+        train_drafter(request(root, tmp_path), lambda line: None)
+
+
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path):
     for step, state in ((3, '{"global_step": 3}'), (9, '{"global_st'), (12, None)):
         folder = tmp_path / f"checkpoint-{step}"
@@ -177,7 +273,7 @@ def test_a_full_disk_loses_no_checkpoint(root, tmp_path, monkeypatch):
     before = latest_checkpoint(tmp_path / "out" / "checkpoints")
 
     def full(*_, **__):
-        raise OSError(28, "No space left on device")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(DSparkDraftModel, "save_pretrained", full)
     with pytest.raises(TrainingDataError, match="free some space"):
@@ -196,6 +292,10 @@ def test_a_full_disk_loses_no_checkpoint(root, tmp_path, monkeypatch):
         ({"held_out_fraction": 0.0}, "held_out_fraction"),
         ({"decay_fraction": 1.0}, "decay_fraction"),
         ({"max_cache_gb": 1e-9}, "the limit is"),
+        ({"epochs": float("inf")}, "epochs must be > 0 and finite"),
+        ({"max_cache_gb": float("inf")}, "max_cache_gb"),
+        ({"seed": -1}, "seed must lie"),
+        ({"block_size": 0}, "block_size must be >= 1"),
     ],
 )
 def test_bad_settings_are_refused(root, tmp_path, changes, message):
@@ -209,6 +309,8 @@ def test_the_draft_vocabulary_is_what_answers_use_most():
     assert choose_draft_vocabulary(sequences, 61, 3).tolist() == [7, 9, 30]
     # Unseen tokens: the lowest ids first.
     assert choose_draft_vocabulary(sequences, 61, 5).tolist() == [0, 1, 7, 9, 30]
+    # A stop token is always among them.
+    assert choose_draft_vocabulary(sequences, 61, 3, [60]).tolist() == [7, 9, 60]
     assert coverage(sequences, torch.tensor([7, 9]), 61) == pytest.approx(5 / 6)
 
 
@@ -223,6 +325,7 @@ def test_the_command_reports_and_fails_readably(root, tmp_path):
     for arguments, message in [
         ([*basics, "--output", str(tmp_path / "x")], "needs --data and --output"),
         ([*basics, "--data", str(tmp_path / "no.jsonl"), "--output", str(tmp_path / "x")], "does not exist"),
+        (["train", "--seed", "7", "data", "--prompts", "p.jsonl", "--output", "o.jsonl"], "--seed must stand behind"),
         ([*basics, *data, "--output", str(tmp_path / "x"), "--epochs", "0"], "epochs must be > 0"),
         ([*basics, *data, "--output", str(tmp_path / "x"), "--markov-head-type", "lstm"], "markov_head_type must be"),
     ]:

@@ -26,7 +26,7 @@ class DrafterScore:
         tau: By domain, the part of a prompt's id before the slash; and `all`, pooled.
         mean_tau: Mean of the domains' taus.
         conditional_acceptance: Per slot, among rounds whose earlier slots were all accepted.
-        confidence_auc: Per slot; NaN without a confidence head.
+        confidence_auc: Per slot; empty without a confidence head.
         confidence_ece: Per slot, against the probability of acceptance; likewise.
     """
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 LEVEL = 0.95
 NUM_RESAMPLES = 10_000
+RESAMPLES_AT_ONCE = 500
 
 Floats = NDArray[np.float64]
 Sums = Mapping[str, Floats]
@@ -52,8 +53,11 @@ def bootstrap(
             return Estimate(value if np.isfinite(value) else None, None, None, n)
         # How often each prompt is drawn says all: a resample's sums are one product of matrices.
         rng = np.random.default_rng(seed)
-        counts = rng.multinomial(n, np.full(n, 1 / n), size=num_resamples)
-        resampled = statistic(dict(zip(columns, (counts @ per_prompt).T, strict=True)))
+        sums = [
+            rng.multinomial(n, np.full(n, 1 / n), size=min(RESAMPLES_AT_ONCE, num_resamples - start)) @ per_prompt
+            for start in range(0, num_resamples, RESAMPLES_AT_ONCE)
+        ]
+        resampled = statistic(dict(zip(columns, np.concatenate(sums).T, strict=True)))
     finite = resampled[np.isfinite(resampled)]
     tail = (1 - LEVEL) / 2
     low, high = (float(end) for end in np.quantile(finite, [tail, 1 - tail]))

@@ -8,17 +8,19 @@ forward over all anchors, with the expected number of rounds in place of one ran
 that of generate() with policy `full`; tests compare the two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..model.draft_vocab import draft_index
 from ..model.packed_blocks import PackedBlocks
-from ..modeling_dspark import DSparkDraftModel
+from ..modeling_dspark import DSparkDraftModel, treat_logits
 from ..training.anchors import AnchorBlocks, build_blocks, possible_anchors
-from ..training.features import TargetReader, treat_logits
+from ..training.features import TargetReader
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,13 @@ class ReplayedText:
         return self.num_tokens / self.num_rounds
 
 
+# Numbers of one table over the draft vocabulary that exist at once; a few such tables do.
+TABLE_NUMBERS = 2**24
+_CHECKED_TOKENS = 64
+
+
 class Replay:
-    """Replays drafters on texts; the target's part of a text is computed once and kept.
+    """Replays drafters on texts of a target.
 
     Args:
         target: The target that wrote the texts.
@@ -84,30 +91,42 @@ class Replay:
 
     @torch.no_grad()
     def run(self, drafter: DSparkDraftModel, *, progress: bool = False) -> list[ReplayedText]:
-        """Each text's rounds with this drafter."""
-        from tqdm.auto import tqdm
+        """Each text's rounds with this drafter.
 
+        Raises:
+            IncompatibleTargetError: the target's law cannot be read off its hidden states.
+        """
         reader = TargetReader(self._target, drafter.config)
+        if self._texts:
+            reader.check_law(self._texts[0].input_ids[None, :_CHECKED_TOKENS].to(self._target.device))
         head = drafter.borrow_head(self._target.get_output_embeddings())
         return [
             self._replay(drafter, reader, head, text)
             for text in tqdm(self._texts, unit="text", desc="replay", disable=not progress)
         ]
 
-    def _replay(self, drafter: DSparkDraftModel, reader: TargetReader, head: object, text: TargetText) -> ReplayedText:
+    def _replay(
+        self, drafter: DSparkDraftModel, reader: TargetReader, head: Callable[[Tensor], Tensor], text: TargetText
+    ) -> ReplayedText:
         ids = text.input_ids[None].to(self._target.device)
         mask = torch.zeros_like(ids, dtype=torch.bool)
         mask[:, text.prompt_length :] = True
-        blocks = build_blocks(ids, mask, possible_anchors(mask[0])[None], drafter.config.block_size)
         features = reader.read(ids, torch.zeros_like(mask))
-        hidden, embeddings = _draft(drafter, reader, features.features, blocks)
-        draft_logits = _draft_logits(drafter, head, hidden, embeddings)
-        target_logits = treat_logits(reader.head(features.final_hidden[0]), drafter.config)
-        acceptance, label = _acceptance(drafter, draft_logits, target_logits, blocks, text.temperature)
-        confidence = None
-        if drafter.confidence_head is not None:
-            confidence = drafter.confidence_head(hidden, embeddings).float().sigmoid().cpu()
-        return _rounds(text, acceptance.cpu(), label.cpu(), confidence)
+        anchors = possible_anchors(mask[0])
+        size = drafter.config.block_size
+        parts = []
+        for some in anchors.split(max(1, TABLE_NUMBERS // (size * drafter.config.vocab_size))):
+            blocks = build_blocks(ids, mask, some[None], size)
+            hidden, embeddings = _draft(drafter, reader, features.features, blocks)
+            draft_logits = _draft_logits(drafter, head, hidden, embeddings)
+            target_hidden = features.final_hidden[0]
+            acceptance, label = _acceptance(drafter, reader, draft_logits, target_hidden, blocks, text.temperature)
+            confidence = acceptance.new_zeros(0)
+            if drafter.confidence_head is not None:
+                confidence = drafter.confidence_head(hidden, embeddings).float().sigmoid()
+            parts.append((acceptance.cpu(), label.cpu(), confidence.cpu()))
+        acceptance, label, confidence = (torch.cat(part) for part in zip(*parts, strict=True))
+        return _rounds(text, acceptance, label, confidence if len(confidence) else None)
 
 
 def _draft(
@@ -130,16 +149,23 @@ def _draft(
     return hidden, None if drafter.markov_head is None else drafter.markov_head.embed(previous)
 
 
-def _draft_logits(drafter: DSparkDraftModel, head: object, hidden: Tensor, embeddings: Tensor | None) -> Tensor:
+def _draft_logits(
+    drafter: DSparkDraftModel, head: Callable[[Tensor], Tensor], hidden: Tensor, embeddings: Tensor | None
+) -> Tensor:
     """float32 `[blocks, slots, draft vocabulary]`."""
-    logits = drafter.base_logits(hidden, head)  # type: ignore[arg-type]
+    logits = drafter.base_logits(hidden, head)
     if drafter.markov_head is not None and embeddings is not None:
         logits = logits + drafter.markov_head.markov_w2(drafter.markov_head.codes(embeddings, hidden))
     return logits
 
 
 def _acceptance(
-    drafter: DSparkDraftModel, draft_logits: Tensor, target_logits: Tensor, blocks: AnchorBlocks, temperature: float
+    drafter: DSparkDraftModel,
+    reader: TargetReader,
+    draft_logits: Tensor,
+    target_hidden: Tensor,
+    blocks: AnchorBlocks,
+    temperature: float,
 ) -> tuple[Tensor, Tensor]:
     """Acceptance given the text, and before its token is known, both float64 `[blocks, slots]`.
 
@@ -154,15 +180,14 @@ def _acceptance(
         is_hit = ((best == tokens) & is_inside).double()
         return is_hit, is_hit
     draft_probs = (draft_logits / temperature).softmax(dim=-1)
-    target_probs = (target_logits / temperature).softmax(dim=-1)[blocks.law_positions[0]]
-    whole = target_probs.gather(-1, tokens[..., None]).squeeze(-1)
+    target_logits = treat_logits(reader.head(target_hidden[blocks.law_positions[0]]), drafter.config)
+    target_probs = (target_logits / temperature).softmax(dim=-1)
+    at_token = target_probs.gather(-1, tokens[..., None]).squeeze(-1)
     if ids is not None:
         target_probs = target_probs[..., ids]
-        index = torch.full((drafter.config.vocab_size,), -1, device=ids.device)
-        index[ids] = torch.arange(len(ids), device=ids.device)
-        tokens = index[tokens]
+        tokens = draft_index(ids, drafter.config.vocab_size)[tokens]
     drafted = draft_probs.gather(-1, tokens.clamp(min=0)[..., None]).squeeze(-1) * (tokens >= 0)
-    acceptance = (drafted.double() / whole.double().clamp(min=1e-300)).clamp(max=1.0) * is_inside
+    acceptance = (drafted.double() / at_token.double().clamp(min=1e-300)).clamp(max=1.0) * is_inside
     return acceptance, torch.minimum(draft_probs, target_probs).sum(dim=-1).double() * is_inside
 
 

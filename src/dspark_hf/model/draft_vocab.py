@@ -62,10 +62,19 @@ class DraftVocabHead:
         return picked
 
 
+def is_plain_linear(head: nn.Module) -> bool:
+    """Whether a head is just `hidden @ weight.T + bias`: no subclass, hook, special tensor type or integer weight."""
+    if type(head) is not nn.Linear or "forward" in vars(head):
+        return False
+    weight = head.weight
+    is_plain_weight = type(weight.data) is Tensor and weight.is_floating_point() and not weight.is_meta
+    return is_plain_weight and not (head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook"))
+
+
 def _rows_of(head: nn.Module, token_ids: Tensor) -> tuple[Tensor, Tensor | None] | None:
     """Weight and bias rows of a plain linear head; None for any other."""
-    has_hooks = bool(head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook"))
-    if type(head) is not nn.Linear or has_hooks or head.weight.is_meta or "forward" in vars(head):
+    if not is_plain_linear(head):
         return None
+    assert isinstance(head, nn.Linear)
     ids = token_ids.to(head.weight.device)
     return head.weight.detach()[ids], None if head.bias is None else head.bias.detach()[ids]

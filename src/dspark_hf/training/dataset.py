@@ -106,15 +106,15 @@ class LengthGroupedEpochs(Sampler[Draw]):
 
     def __iter__(self) -> Iterator[Draw]:
         generator = torch.Generator().manual_seed(_mixed_seed(self._seed, self._epoch, -1))
-        order = torch.randperm(len(self._lengths), generator=generator).tolist()
+        # Which ones wait is drawn anew each epoch, before lengths are looked at.
+        order = torch.randperm(len(self._lengths), generator=generator).tolist()[: len(self)]
         size = self._batch_size * BATCHES_PER_GROUP
         batches: list[list[int]] = []
         for start in range(0, len(order), size):
             group = sorted(order[start : start + size], key=lambda i: self._lengths[i], reverse=True)
             batches.extend(group[i : i + self._batch_size] for i in range(0, len(group), self._batch_size))
-        full = [batch for batch in batches if len(batch) == self._batch_size] or batches
-        for place in torch.randperm(len(full), generator=generator).tolist():
-            yield from ((self._epoch, i) for i in full[place])
+        for place in torch.randperm(len(batches), generator=generator).tolist():
+            yield from ((self._epoch, i) for i in batches[place])
 
 
 def _mixed_seed(*parts: Any) -> int:

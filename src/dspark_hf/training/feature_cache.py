@@ -35,6 +35,7 @@ MANIFEST_NAME = "features.json"
 SHARD_BYTES = 256 * 2**20
 # Tokens of one target forward, padding counted.
 BATCH_TOKENS = 2048
+_NOT_OF_THE_FORWARD = ("transformers_version", "_name_or_path", "_attn_implementation", "use_cache", "dtype")
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,8 @@ class FeatureCache:
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
-        manifest = _read_manifest(folder)
-        if manifest is None or manifest["identity"] != identity:
-            found = None if manifest is None else manifest["identity"]
-            differing = sorted(key for key in identity if (found or {}).get(key) != identity[key])
-            raise TrainingDataError(
-                f"the feature cache {folder} was made from something else (different: {', '.join(differing)}); "
-                "remove the folder, or name another"
-            )
+        refuse_foreign_cache(folder, identity)
+        manifest = _read_manifest(folder) or {"shards": []}
         self._folder = folder
         self._shards = [Shard(**shard) for shard in manifest["shards"]]
         covered = sum(shard.num_sequences for shard in self._shards)
@@ -122,6 +117,18 @@ def cache_identity(
     }
 
 
+def refuse_foreign_cache(folder: Path, identity: dict[str, Any]) -> None:
+    """Raise TrainingDataError for a cache that was made from something else; an absent one is fine."""
+    manifest = _read_manifest(folder)
+    if manifest is None or manifest["identity"] == identity:
+        return
+    differing = sorted(key for key in identity if manifest["identity"].get(key) != identity[key])
+    raise TrainingDataError(
+        f"the feature cache {folder} was made from something else (different: {', '.join(differing)}); remove the "
+        "folder, or name another output"
+    )
+
+
 def cached_tokens(folder: Path) -> int:
     """Tokens whose features lie in `folder`, whatever they were made from."""
     manifest = _read_manifest(folder)
@@ -129,13 +136,15 @@ def cached_tokens(folder: Path) -> int:
 
 
 def target_fingerprint(target: PreTrainedModel) -> str:
-    """sha256 over names, shapes and a sample of every weight: tells two checkpoints of one architecture apart."""
-    digest = hashlib.sha256()
+    """sha256 over the config and a checksum of every weight: what a forward depends on."""
+    config = target.config.get_text_config(decoder=True).to_dict()
+    described = {key: config[key] for key in sorted(config) if key not in _NOT_OF_THE_FORWARD}
+    digest = hashlib.sha256(json.dumps(described, default=str).encode())
     for name, weight in target.state_dict().items():
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
-        flat = weight.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 64)][:64]
-        digest.update(sample.float().cpu().numpy().tobytes())
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        if not weight.is_meta:
+            flat = weight.detach().cpu().contiguous().view(-1)
+            digest.update(zlib.crc32(flat.view(torch.uint8).numpy()).to_bytes(4, "big"))
     return digest.hexdigest()
 
 
@@ -167,8 +176,10 @@ def build_feature_cache(
     if manifest is None:
         _require_room(folder, needed, max_bytes)
         manifest = {"identity": identity, "shards": []}
-    elif manifest["identity"] != identity:
-        return FeatureCache(folder, identity)  # raises, and says what differs
+    else:
+        refuse_foreign_cache(folder, identity)
+        present = sum(shard["num_bytes"] for shard in manifest["shards"])
+        _require_room(folder, needed, max_bytes, present)
     shards = [Shard(**shard) for shard in manifest["shards"]]
     first = sum(shard.num_sequences for shard in shards)
     shard_tokens = max(1, SHARD_BYTES * total_tokens // needed)
@@ -180,13 +191,13 @@ def build_feature_cache(
     return FeatureCache(folder, identity)
 
 
-def _require_room(folder: Path, needed: int, max_bytes: int) -> None:
+def _require_room(folder: Path, needed: int, max_bytes: int, present: int = 0) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingDataError(f"the feature cache {folder} cannot be made ({error}); name another folder") from error
     free = shutil.disk_usage(folder).free
-    if needed > min(max_bytes, free):
+    if needed > min(max_bytes, free + present):
         raise TrainingDataError(
             f"the features need {needed / 1e9:.1f} GB in {folder}, the limit is {max_bytes / 1e9:.1f} GB and the disk "
             f"has {free / 1e9:.1f} GB free; raise the limit, train on fewer sequences, or compute features online"

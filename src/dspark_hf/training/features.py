@@ -6,6 +6,7 @@ the vocabulary follows from the head's rows of that subset alone, so no logits a
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,15 @@ from transformers import PreTrainedModel
 
 from ..configuration_dspark import DSparkConfig
 from ..errors import IncompatibleTargetError
+from ..modeling_dspark import treat_logits
 
 # Positions whose logits over the whole vocabulary exist at once, on a CPU and elsewhere; 256 x 152k in float32 are
 # 156 MB.
 NORMALIZER_CHUNK_POSITIONS = 256
 ACCELERATOR_CHUNK_POSITIONS = 2048
+
+# Of the largest logit; what two roundings of bfloat16 can make.
+MAX_LOGIT_DIFFERENCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class TargetReader:
     """
 
     def __init__(self, target: PreTrainedModel, config: DSparkConfig) -> None:
-        self._target = target
+        # Of an adapted model the layers are inside, and the adapters with them.
+        self._target: Any = target.get_base_model() if hasattr(target, "get_base_model") else target  # type: ignore[operator]
         self._config = config
         self.head: nn.Module = target.get_output_embeddings()
         self.embedding: nn.Module = target.get_input_embeddings()
@@ -81,17 +87,26 @@ class TargetReader:
         log_normalizer[needed] = self._log_normalizer(final_hidden[needed])
         return TargetFeatures(torch.cat(layers, dim=-1), final_hidden, log_normalizer)
 
+    @torch.no_grad()
+    def check_law(self, sample_ids: Tensor) -> None:
+        """Compare the law read off hidden states with the logits of the target's own forward, on `[1, length]` ids.
+
+        Raises:
+            IncompatibleTargetError: they differ: the target does something between final hidden state and logits that
+                the drafter's config does not know of.
+        """
+        theirs = self._target(input_ids=sample_ids, use_cache=False).logits.float()
+        final_hidden = self._target.base_model(input_ids=sample_ids, use_cache=False).last_hidden_state
+        ours = treat_logits(self.head(final_hidden), self._config)
+        difference = float((ours - theirs).abs().max())
+        if not difference <= MAX_LOGIT_DIFFERENCE * float(theirs.abs().max()):
+            raise IncompatibleTargetError(
+                f"the logits of {type(self._target).__name__} are not its output head on its last hidden state "
+                f"(difference up to {difference:.3g}); set logit_multiplier and final_logit_softcapping in the "
+                "drafter's config to what its forward does, or choose another target"
+            )
+
     def _log_normalizer(self, hidden: Tensor) -> Tensor:
         size = NORMALIZER_CHUNK_POSITIONS if hidden.device.type == "cpu" else ACCELERATOR_CHUNK_POSITIONS
         parts = [torch.logsumexp(treat_logits(self.head(chunk), self._config), dim=-1) for chunk in hidden.split(size)]
         return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
-
-
-def treat_logits(head_output: Tensor, config: DSparkConfig) -> Tensor:
-    """float32 logits as the target's forward returns them: multiplier, then soft cap."""
-    logits = head_output.float()
-    if config.logit_multiplier != 1.0:
-        logits = logits * config.logit_multiplier
-    if (cap := config.final_logit_softcapping) is not None:
-        logits = torch.tanh(logits / cap) * cap
-    return logits

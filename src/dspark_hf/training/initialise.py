@@ -1,11 +1,12 @@
 """Where training starts: draft layers copied from the target's last ones, context projection from its last feature.
 
 A copied layer already turns hidden states of that depth into the target's predictions; random ones have to learn it
-first. Where the target's layers are built differently, the drafter keeps its random weights and a log line says so.
+first. Where the target's layers compute something else, the drafter keeps its random weights and a log line says why.
 """
 
+import copy
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 @torch.no_grad()
@@ -35,27 +37,42 @@ def initialise_from_target(drafter: DSparkDraftModel, target: PreTrainedModel, s
         Whether the layers were copied; False where their structure differs.
     """
     _start_head(drafter.markov_head)
-    base = target.base_model
-    layers = getattr(base, "layers", None)
-    final_norm = getattr(base, "norm", None)
+    base = _causal_model(target).base_model
+    layers: Any = getattr(base, "layers", None)
     count = drafter.config.num_hidden_layers
-    if layers is None or final_norm is None or len(layers) < count:
-        logger.warning("%s has no layers and norm to start from; training starts random", type(target).__name__)
-        return False
-    sources = list(layers)[-count:]
+    if layers is None or len(layers) < count:
+        return _refuse(target, "it has no list of layers that is long enough")
     states = base(input_ids=sample_ids, use_cache=False, output_hidden_states=True).hidden_states
-    inputs = states[len(layers) - count : len(layers)]
+    sources = [_Source(layers[i], states[i]) for i in range(len(layers) - count, len(layers))]
     try:
-        for ours, theirs, hidden in zip(drafter.layers, sources, inputs, strict=True):
-            _copy_layer(ours, theirs, hidden)
-        _copy(drafter.norm.weight, final_norm.weight)
-        _copy(drafter.hidden_norm.weight, sources[0].input_layernorm.weight)
-    except (AttributeError, ValueError) as error:
-        logger.warning("%s cannot lend its layers (%s); training starts random", type(target).__name__, error)
-        drafter.apply(drafter._init_weights)
-        return False
-    _start_from_last_feature(drafter, [states[i + 1] for i in drafter.config.target_layer_ids])
+        for ours, source in zip(drafter.layers, sources, strict=True):
+            _check_layer(ours, source, drafter.config)
+        _check_norm(drafter.norm, base.norm, states[-1])
+    except (AttributeError, TypeError, ValueError) as error:
+        return _refuse(target, str(error))
+    for ours, source in zip(drafter.layers, sources, strict=True):
+        _copy_layer(ours, source)
+    drafter.norm.weight.copy_(base.norm.weight)
+    drafter.hidden_norm.weight.copy_(sources[0].layer.input_layernorm.weight)
+    _start_from_last_feature(drafter, states[drafter.config.target_layer_ids[-1] + 1])
     return True
+
+
+def _refuse(target: PreTrainedModel, why: str) -> bool:
+    logger.warning("the draft layers start random: layers of %s cannot be copied (%s)", type(target).__name__, why)
+    return False
+
+
+def _causal_model(target: PreTrainedModel) -> Any:
+    """The model inside an adapted one."""
+    return target.get_base_model() if hasattr(target, "get_base_model") else target  # type: ignore[operator]
+
+
+class _Source(NamedTuple):
+    """A layer of the target, and what goes into it."""
+
+    layer: Any
+    hidden: Tensor
 
 
 @torch.no_grad()
@@ -69,22 +86,60 @@ def feature_rms(target: PreTrainedModel, config: DSparkConfig, sample_ids: Tenso
     return by_layer.pow(2).mean(dim=2).median(dim=0).values.sqrt()
 
 
-def _copy_layer(ours: Any, theirs: Any, hidden: Tensor) -> None:
-    for name in _ATTENTION:
-        _copy_linear(getattr(ours.self_attn, name), getattr(theirs.self_attn, name))
-    for name in _MLP:
-        _copy_linear(getattr(ours.mlp, name), getattr(theirs.mlp, name))
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        _copy(getattr(ours, name).weight, getattr(theirs, name).weight)
+def _check_layer(ours: Any, source: _Source, config: DSparkConfig) -> None:
+    """Raise unless a draft layer with the source's weights computes what the source does, but for q/k norms."""
+    layer, hidden = source
+    for ours_part, theirs_part, names in _linear_layers(ours, layer):
+        for name in names:
+            ours_linear, theirs_linear = getattr(ours_part, name), getattr(theirs_part, name)
+            if not isinstance(theirs_linear, nn.Linear) or theirs_linear.weight.shape != ours_linear.weight.shape:
+                raise ValueError(f"{name} is not a linear layer of the drafter's shape")
+            if theirs_linear.bias is not None and ours_linear.bias is None:
+                raise ValueError(f"{name} has a bias, the drafter's has none; attention_bias=True would add it")
+    for name in _NORMS:
+        _check_norm(getattr(ours, name), getattr(layer, name), hidden)
+    if set(vars(layer)["_modules"]) - {"self_attn", "mlp", *_NORMS}:
+        raise ValueError(f"its layers have more parts: {sorted(vars(layer)['_modules'])}")
+    if not torch.equal(ours.mlp.act_fn(hidden), layer.mlp.act_fn(hidden)):
+        raise ValueError(f"its activation is not {config.hidden_act}")
+    if getattr(layer.self_attn, "scaling", ours.self_attn.scaling) != ours.self_attn.scaling:
+        raise ValueError("its attention has another scale")
+    if getattr(layer, "residual_multiplier", 1.0) != 1.0:
+        raise ValueError("its residual stream is scaled")
+
+
+def _check_norm(ours: nn.Module, theirs: nn.Module, hidden: Tensor) -> None:
+    """Raise unless a norm of ours with their weight gives what theirs gives."""
+    candidate = copy.deepcopy(ours).to(hidden.dtype)
+    assert isinstance(candidate.weight, Tensor)
+    candidate.weight.copy_(theirs.weight)  # type: ignore[arg-type]
+    if not torch.allclose(candidate(hidden).float(), theirs(hidden).float(), rtol=2e-2, atol=1e-3):
+        raise ValueError(f"its {type(theirs).__name__} is another norm than the drafter's")
+
+
+def _linear_layers(ours: Any, theirs: Any) -> list[tuple[Any, Any, tuple[str, ...]]]:
+    return [(ours.self_attn, theirs.self_attn, _ATTENTION), (ours.mlp, theirs.mlp, _MLP)]
+
+
+def _copy_layer(ours: Any, source: _Source) -> None:
+    layer, hidden = source
+    for ours_part, theirs_part, names in _linear_layers(ours, layer):
+        for name in names:
+            ours_linear, theirs_linear = getattr(ours_part, name), getattr(theirs_part, name)
+            ours_linear.weight.copy_(theirs_linear.weight)
+            if ours_linear.bias is not None:
+                ours_linear.bias.zero_() if theirs_linear.bias is None else ours_linear.bias.copy_(theirs_linear.bias)
+    for name in _NORMS:
+        getattr(ours, name).weight.copy_(getattr(layer, name).weight)
     for norm_name, projection in (("q_norm", "q_proj"), ("k_norm", "k_proj")):
-        ours_norm = getattr(ours.self_attn, norm_name)
+        ours_norm, theirs_norm = getattr(ours.self_attn, norm_name), getattr(layer.self_attn, norm_name, None)
         if not hasattr(ours_norm, "weight"):
             continue
-        if (theirs_norm := getattr(theirs.self_attn, norm_name, None)) is not None:
-            _copy(ours_norm.weight, theirs_norm.weight)
+        if theirs_norm is not None:
+            ours_norm.weight.copy_(theirs_norm.weight)
         else:
             # The target does not normalise them: the norm's weight takes over their usual size.
-            states = getattr(theirs.self_attn, projection)(theirs.input_layernorm(hidden))
+            states = getattr(layer.self_attn, projection)(layer.input_layernorm(hidden))
             by_token = states.float().pow(2).mean(dim=-1)
             ours_norm.weight.fill_(float(by_token.median().sqrt()))
 
@@ -102,23 +157,9 @@ def _start_head(head: MarkovHead | None) -> None:
         output[:, rank : 2 * rank] = torch.eye(rank, device=output.device)
 
 
-def _start_from_last_feature(drafter: DSparkDraftModel, features: list[Tensor]) -> None:
-    """Identity on the last feature, nothing from the others yet, each column divided by its feature's rms."""
+def _start_from_last_feature(drafter: DSparkDraftModel, feature: Tensor) -> None:
+    """Identity on the last feature `[rows, length, hidden]` divided by its rms, nothing from the others yet."""
     width = drafter.config.hidden_size
     drafter.fc.weight.zero_()
-    rms = float(features[-1].float().pow(2).mean(dim=-1).median().sqrt())
+    rms = float(feature.float().pow(2).mean(dim=-1).median().sqrt())
     drafter.fc.weight[:, -width:] = torch.eye(width, device=drafter.device) / rms
-
-
-def _copy_linear(ours: nn.Linear, theirs: nn.Module) -> None:
-    if not isinstance(theirs, nn.Linear):
-        raise ValueError(f"its projections are {type(theirs).__name__}, not linear layers")
-    _copy(ours.weight, theirs.weight)
-    if ours.bias is not None and theirs.bias is not None:
-        _copy(ours.bias, theirs.bias)
-
-
-def _copy(ours: Tensor, theirs: Tensor) -> None:
-    if ours.shape != theirs.shape:
-        raise ValueError(f"a weight has shape {tuple(theirs.shape)}, the drafter's is {tuple(ours.shape)}")
-    ours.copy_(theirs)

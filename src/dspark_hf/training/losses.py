@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..configuration_dspark import DSparkConfig
 from ..decoding.accept import acceptance_probability
-from ..model.draft_vocab import draft_index
+from .head_rows import HeadRows
 
 # Logits of this size, float32, exist at once, in about four copies. Measured on a CPU with 2 MB of L2 per core: 8 MiB
 # is 10 to 45 % faster than 2 or 64.
@@ -54,44 +53,6 @@ def reference_losses(
     total_variation = (draft_probs - target_probs).abs().sum(dim=-1)
     label = acceptance_probability(draft_probs, target_probs).detach().clamp(0, 1)
     return cross_entropy, total_variation, F.binary_cross_entropy(confidence, label, reduction="none")
-
-
-class HeadRows:
-    """The rows of the target's head that the draft vocabulary needs, and how the target treats its logits.
-
-    Args:
-        weight: `[draft_vocab, hidden]`, in the dtype to compute in.
-        bias: `[draft_vocab]` or None.
-        token_ids: int64 `[draft_vocab]`; None: the whole vocabulary.
-        config: The drafter's.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, token_ids: Tensor | None, config: DSparkConfig) -> None:
-        self.weight = weight
-        self.bias = bias
-        self.multiplier = config.logit_multiplier
-        self.cap = config.final_logit_softcapping
-        # Draft id of each token, -1 outside.
-        self.draft_index = None if token_ids is None else draft_index(token_ids, config.vocab_size)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 `[n, draft_vocab]` of `hidden` `[n, hidden]`."""
-        logits = F.linear(hidden, self.weight, self.bias).float()
-        if self.multiplier != 1.0:
-            logits.mul_(self.multiplier)
-        if self.cap is not None:
-            logits.div_(self.cap).tanh_().mul_(self.cap)
-        return logits
-
-    def grad_through_treatment(self, grad_logits: Tensor, logits: Tensor) -> Tensor:
-        """Gradient with respect to the head's output; `logits` as [`logits`] returned them."""
-        if self.cap is not None:
-            grad_logits = grad_logits * (1.0 - (logits / self.cap) ** 2)
-        return grad_logits * self.multiplier if self.multiplier != 1.0 else grad_logits
-
-    def draft_ids(self, tokens: Tensor) -> Tensor:
-        """Draft id of each token, -1 for tokens that cannot be drafted."""
-        return tokens if self.draft_index is None else self.draft_index[tokens]
 
 
 @dataclass(frozen=True)
@@ -175,7 +136,7 @@ class _DraftLoss(torch.autograd.Function):
             part = slice(start, start + rows)
             code = None if codes is None else codes[part].to(dtype)
             base = head.logits(hidden[part].to(dtype))
-            logits = base if head.cap is None else base.clone()  # the cap's slope is read off `base`
+            logits = base.clone() if head.has_cap else base  # the cap's slope is read off `base`
             if code is not None and w2 is not None:
                 bias = F.linear(code, w2)
                 logits.add_(bias)
@@ -192,6 +153,9 @@ class _DraftLoss(torch.autograd.Function):
                 grad_bias = grad.to(dtype)
                 grad_codes[part] = grad_bias @ w2
                 grad_w2 += grad_bias.T @ code
+        if not terms:  # a batch without anchors
+            nothing = position_weight.new_zeros(0)
+            terms = [(nothing, nothing, nothing, nothing.bool())]
         cross_entropy, total_variation, acceptance, is_best = (torch.cat(term) for term in zip(*terms, strict=True))
         each = weights.cross_entropy * cross_entropy + weights.total_variation * total_variation
         loss = (position_weight * each).sum()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +20,7 @@ from .records import TrainingSequence, data_digest
 from .trainer import DSparkTrainer
 
 REPORT_NAME = "training_report.json"
+_PARTIAL_PREFIX = ".partial-"
 
 
 @dataclass(frozen=True)
@@ -57,19 +60,57 @@ def write_drafter(
     is_finished: bool,
 ) -> None:
     """Put drafter, report and curves into the output folder, each file whole or not at all."""
-    if not trainer.is_world_process_zero():
-        return
-    drafter = prepared.drafter
+    for left_over in request.output.glob(f"{_PARTIAL_PREFIX}*"):  # of a run that was killed here
+        shutil.rmtree(left_over, ignore_errors=True)
     dtype = getattr(torch, request.dtype)
-    history = trainer.state.log_history
-    report = {
+    with tempfile.TemporaryDirectory(dir=request.output, prefix=_PARTIAL_PREFIX) as name:
+        temporary = Path(name)
+        weights = prepared.drafter.state_dict()
+        state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
+        prepared.drafter.save_pretrained(temporary, state_dict=state)
+        config = json.loads((temporary / "config.json").read_text())
+        config.pop("use_cache", None)  # Trainer's
+        write_json(temporary / "config.json", config | {"dtype": request.dtype})
+        # config.json last: a folder without it is no drafter.
+        for path in sorted(temporary.iterdir(), key=lambda p: p.name == "config.json"):
+            os.replace(path, request.output / path.name)
+    write_report(request, prepared, trainer, spent_s, metrics, is_finished=is_finished)
+
+
+def write_report(
+    request: TrainingRequest,
+    prepared: Prepared,
+    trainer: DSparkTrainer,
+    spent_s: float,
+    metrics: dict[str, float],
+    *,
+    is_finished: bool,
+) -> None:
+    """Write report and curves; the drafter is there already."""
+    report = _report(request, prepared, trainer, spent_s, metrics, is_finished=is_finished)
+    write_json(request.output / REPORT_NAME, report)
+    plot_curves(trainer.state.log_history, request.output / "curves.png")
+
+
+def _report(
+    request: TrainingRequest,
+    prepared: Prepared,
+    trainer: DSparkTrainer,
+    spent_s: float,
+    metrics: dict[str, float],
+    *,
+    is_finished: bool,
+) -> dict[str, Any]:
+    """Everything that a reader needs to judge or repeat the run."""
+    dtype = getattr(torch, request.dtype)
+    return {
         "provenance": asdict(
             collect_provenance(prepared.target.device, dtype, seed=request.seed, n=len(prepared.train))
         ),
         "is_finished": is_finished,
         "target": request.target,
-        "target_sha256_of_samples": target_fingerprint(prepared.target),
-        "data_sha256": data_digest(prepared.sequences),
+        "target_fingerprint": target_fingerprint(prepared.target),
+        "data_sha256": data_digest(prepared.sequences, with_prompt_ids=True),
         "num_steps": trainer.state.global_step,
         "num_epochs": trainer.state.epoch,
         "num_anchors": round((trainer.state.epoch or 0) * _anchors_per_epoch(request, prepared.train)),
@@ -78,20 +119,8 @@ def write_drafter(
         "cpu_threads": torch.get_num_threads() if trainer.args.device.type == "cpu" else None,
         "settings": request.must_not_change(),
         "metrics": metrics,
-        "history": history,
+        "history": trainer.state.log_history,
     }
-    with tempfile.TemporaryDirectory(dir=request.output, prefix=".partial-") as name:
-        temporary = Path(name)
-        weights = drafter.state_dict()
-        state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
-        drafter.save_pretrained(temporary, state_dict=state)
-        config = json.loads((temporary / "config.json").read_text())
-        write_json(temporary / "config.json", config | {"dtype": request.dtype})
-        write_json(temporary / REPORT_NAME, report)
-        plot_curves(history, temporary / "curves.png")
-        # config.json last: a folder without it is no drafter.
-        for path in sorted(temporary.iterdir(), key=lambda p: p.name == "config.json"):
-            os.replace(path, request.output / path.name)
 
 
 def _anchors_per_epoch(request: TrainingRequest, sequences: list[TrainingSequence]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..decoding.refusals import refuse_target
 from ..errors import TrainingDataError
 from ..evaluation.loading import load_drafter, load_target
 from ..modeling_dspark import DSparkDraftModel
@@ -38,6 +39,7 @@ def prepare(request: TrainingRequest, echo: Echo) -> Prepared:
 
     Raises:
         TrainingDataError: the data cannot be used, or give no held-out part.
+        IncompatibleTargetError: no drafter can be trained for this target.
         ComparisonError, ZooError: target or initial drafter cannot be loaded.
     """
     target, tokenizer = load_target(request.target, request.dtype, request.device)
@@ -57,6 +59,7 @@ def prepare(request: TrainingRequest, echo: Echo) -> Prepared:
     sample = max(train[:_SAMPLE_SEQUENCES], key=len).input_ids[None].to(target.device)
     if request.initial_drafter is None:
         drafter = new_drafter(request, target, tokenizer, train)
+        refuse_target(target, drafter)
         drafter.to(target.device)  # type: ignore[arg-type]
         if initialise_from_target(drafter, target, sample):
             echo(f"draft layers start as copies of the target's last {drafter.config.num_hidden_layers}")
@@ -66,6 +69,7 @@ def prepare(request: TrainingRequest, echo: Echo) -> Prepared:
     for line in _describe(drafter, train, held_out):
         echo(line)
     reader = TargetReader(target, drafter.config)
+    reader.check_law(sample)
     return Prepared(target, tokenizer, drafter, sequences, train, held_out, reader, sample)
 
 

@@ -1,12 +1,15 @@
 """What a running training shows, and how it stops without losing anything."""
 
 import signal
+import threading
 import time
 from types import FrameType
 from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..errors import TrainingDataError
 
 
 class TauProgress(TrainerCallback):
@@ -64,7 +67,8 @@ class GracefulStop(TrainerCallback):
         self._previous: Any = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._previous = signal.signal(signal.SIGINT, self._on_signal)
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handler
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.was_interrupted:
@@ -85,6 +89,35 @@ class GracefulStop(TrainerCallback):
             raise KeyboardInterrupt
         self.was_interrupted = True
         tqdm.write("stopping after this step, with a checkpoint (Ctrl-C again: at once, without)")
+
+
+class StopWhenBroken(TrainerCallback):
+    """Ends training with an error once loss or weights are no numbers, before such weights replace a checkpoint."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        broken = {name: value for name, value in (logs or {}).items() if isinstance(value, float) and value != value}
+        if broken.keys() & {"loss", "grad_norm"}:
+            self._raise(state)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
+        weights = model.parameters() if control.should_save and model is not None else ()
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            self._raise(state)
+
+    def _raise(self, state: TrainerState) -> None:
+        raise TrainingDataError(
+            f"training broke by step {state.global_step}: loss or weights are no numbers any more; the checkpoints "
+            "before are whole. Start again with a smaller learning_rate, or in float32"
+        )
 
 
 class SpentTime(TrainerCallback):

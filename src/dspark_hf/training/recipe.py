@@ -1,5 +1,6 @@
 """What a training run is asked to do, and the defaults that follow from the target's size."""
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class TrainingRequest:
     num_hidden_layers: int | None = None
     block_size: int | None = None
     markov_rank: int | None = None
-    markov_head_type: str = "vanilla"
+    markov_head_type: str | None = None
     draft_vocab_size: int | None = None
     epochs: float = 10.0
     max_steps: int | None = None
@@ -78,25 +79,34 @@ class TrainingRequest:
     def __post_init__(self) -> None:
         rules = [
             ("data", bool(self.data), "must name at least one file or folder"),
-            ("epochs", self.epochs > 0, "must be > 0"),
+            ("epochs", 0 < self.epochs < math.inf, "must be > 0 and finite"),
             ("max_steps", self.max_steps is None or self.max_steps >= 1, "must be >= 1"),
-            ("minutes", self.minutes is None or self.minutes > 0, "must be > 0"),
+            ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "must be > 0 and finite"),
             ("minutes", self.minutes is None or self.max_steps is None, "excludes max_steps; give one of them"),
             ("batch_size", self.batch_size >= 1, "must be >= 1"),
             ("max_anchors", self.max_anchors >= 1, "must be >= 1"),
-            ("learning_rate", self.learning_rate is None or self.learning_rate > 0, "must be > 0"),
+            ("learning_rate", self.learning_rate is None or 0 < self.learning_rate < math.inf, "must be > 0"),
             ("head_learning_rate_multiplier", self.head_learning_rate_multiplier > 0, "must be > 0"),
             ("decay_fraction", 0 <= self.decay_fraction <= 0.96, "must lie between 0 and 0.96"),
             ("max_length", self.max_length >= 4, "must be >= 4"),
             ("held_out_fraction", 0 < self.held_out_fraction < 1, "must lie between 0 and 1, both excluded"),
             ("features", self.features in ("cache", "online"), "must be cache or online"),
-            ("max_cache_gb", self.max_cache_gb > 0, "must be > 0"),
+            ("max_cache_gb", 0 < self.max_cache_gb < math.inf, "must be > 0 and finite"),
+            ("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1"),
+            ("num_hidden_layers", self.num_hidden_layers is None or self.num_hidden_layers >= 1, "must be >= 1"),
+            ("block_size", self.block_size is None or self.block_size >= 1, "must be >= 1"),
             ("dtype", self.dtype in ("bfloat16", "float32"), "must be bfloat16 or float32"),
             ("draft_vocab_size", (self.draft_vocab_size or 0) >= 0, "must be >= 0; 0 means the whole vocabulary"),
         ]
         for name, holds, rule in rules:
             if not holds:
                 raise TrainingDataError(f"{name} {rule}, got {getattr(self, name)!r}")
+        shaped = ("num_hidden_layers", "block_size", "markov_rank", "markov_head_type", "draft_vocab_size")
+        given = [name for name in shaped if getattr(self, name) is not None]
+        if self.initial_drafter is not None and given:
+            raise TrainingDataError(
+                f"initial_drafter {self.initial_drafter!r} fixes {', '.join(given)}; leave that out, or start anew"
+            )
 
     def must_not_change(self) -> dict[str, Any]:
         """The settings that a resumed run has to share with the run it continues."""
@@ -117,8 +127,10 @@ def drafter_overrides(request: TrainingRequest, target: PreTrainedModel) -> dict
         "num_hidden_layers": request.num_hidden_layers or (2 if is_small else 5),
         "block_size": request.block_size or (5 if target.device.type == "cpu" else 7),
         "markov_rank": (128 if is_small else 256) if request.markov_rank is None else request.markov_rank,
-        "markov_head_type": request.markov_head_type,
+        "markov_head_type": request.markov_head_type or "vanilla",
     }
+    if _has_attention_bias(target):
+        overrides["attention_bias"] = True
     if overrides["markov_rank"] == 0:
         overrides["confidence_head_with_markov"] = False
     wanted = request.draft_vocab_size
@@ -126,6 +138,13 @@ def drafter_overrides(request: TrainingRequest, target: PreTrainedModel) -> dict
         wanted = 8192 if is_small else 32768
     overrides["draft_vocab_size"] = wanted if 0 < wanted < vocab_size else None
     return overrides
+
+
+def _has_attention_bias(target: PreTrainedModel) -> bool:
+    """Whether the target's query projections have biases, which copied draft layers then need too (Qwen 2)."""
+    layers: Any = getattr(target.base_model, "layers", None)
+    attention = getattr(layers[-1], "self_attn", None) if layers is not None and len(layers) else None
+    return getattr(getattr(attention, "q_proj", None), "bias", None) is not None
 
 
 def peak_learning_rate(request: TrainingRequest, target: PreTrainedModel) -> float:
@@ -148,18 +167,27 @@ def new_drafter(
         torch.manual_seed(request.seed)
         drafter = DSparkDraftModel(config)
     if config.draft_vocab_size is not None:
-        ids = choose_draft_vocabulary(sequences, config.vocab_size, config.draft_vocab_size)
+        stop_ids = target.generation_config.eos_token_id if target.generation_config else None
+        ids = choose_draft_vocabulary(sequences, config.vocab_size, config.draft_vocab_size, stop_ids)
         drafter.d2t.copy_(offsets_of(ids))
     return drafter
 
 
-def choose_draft_vocabulary(sequences: list[TrainingSequence], vocab_size: int, draft_vocab_size: int) -> Tensor:
-    """The tokens most frequent in the answers, then the lowest ids; int64 `[draft_vocab_size]`, increasing.
+def choose_draft_vocabulary(
+    sequences: list[TrainingSequence],
+    vocab_size: int,
+    draft_vocab_size: int,
+    stop_ids: int | list[int] | None = None,
+) -> Tensor:
+    """Stop tokens, what answers use most, then the lowest ids; int64 `[draft_vocab_size]`, increasing.
 
     Low ids of byte-pair vocabularies are the frequent ones of the tokenizer's own, much larger text.
     """
     prior = UNSEEN_TOKEN_COUNT * torch.arange(vocab_size, 0, -1, dtype=torch.float64) / (vocab_size + 1)
-    return (answer_counts(sequences, vocab_size) + prior).topk(draft_vocab_size).indices.sort().values
+    score = answer_counts(sequences, vocab_size) + prior
+    if stop_ids is not None:  # processors speak of them
+        score[[stop_ids] if isinstance(stop_ids, int) else stop_ids] = torch.inf
+    return score.topk(draft_vocab_size).indices.sort().values
 
 
 def coverage(sequences: list[TrainingSequence], token_ids: Tensor, vocab_size: int) -> float:

@@ -1,6 +1,7 @@
 """Answers on disk, as token sequences with a loss mask."""
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import TrainingDataError
+
+logger = logging.getLogger(__name__)
 
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _COLUMN_PAIRS = (("prompt_ids", "response_ids"), ("input_ids", "loss_mask"))
@@ -53,15 +56,21 @@ def load_sequences(
     """
     paths = data_files(source)
     sequences: list[TrainingSequence] = []
+    num_cut = num_left_out = 0
     for path in paths:
         for number, row in enumerate(read_rows(path), start=1):
             try:
-                sequence = _parse(row, f"{path.name}/{number}", vocab_size)
+                whole = _parse(row, f"{path.name}/{number}", vocab_size)
             except ValueError as error:
                 raise TrainingDataError(f"{path}, row {number}: {error}") from error
-            sequence = TrainingSequence(sequence.id, sequence.input_ids[:max_length], sequence.loss_mask[:max_length])
-            if bool((sequence.loss_mask[:-1] & sequence.loss_mask[1:]).any()):
-                sequences.append(sequence)
+            sequence = TrainingSequence(whole.id, whole.input_ids[:max_length], whole.loss_mask[:max_length])
+            num_cut += len(whole) > max_length
+            if not bool((sequence.loss_mask[:-1] & sequence.loss_mask[1:]).any()):
+                num_left_out += 1
+                continue
+            sequences.append(sequence)
+    if num_cut or num_left_out:
+        logger.warning("%d rows were cut at %d tokens, %d left out: no block fits", num_cut, max_length, num_left_out)
     if not sequences:
         raise TrainingDataError(
             f"{', '.join(map(str, paths))}: no row holds two supervised tokens in a row within {max_length} tokens, so "
@@ -83,10 +92,12 @@ def split_held_out(
     return train, held_out
 
 
-def data_digest(sequences: Iterable[TrainingSequence]) -> str:
-    """sha256 over ids and masks, in order: what a feature cache or a checkpoint was made from."""
+def data_digest(sequences: Iterable[TrainingSequence], *, with_prompt_ids: bool = False) -> str:
+    """sha256 over tokens and masks, in order, and over the ids that decide about the held-out split if asked."""
     digest = hashlib.sha256()
     for sequence in sequences:
+        if with_prompt_ids:
+            digest.update(sequence.id.encode() + b"\0")
         digest.update(len(sequence).to_bytes(8, "little"))
         digest.update(sequence.input_ids.numpy().tobytes())
         digest.update(sequence.loss_mask.numpy().tobytes())

@@ -1,13 +1,19 @@
 """`dspark train`: from a target's name and its answers to a drafter's folder, resumable at any point."""
 
+import hashlib
 import json
 import logging
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel, PrinterCallback
+from transformers import PreTrainedModel, PrinterCallback, TrainerState
 from transformers.utils import logging as transformers_logging
 
 from ..errors import TrainingDataError
@@ -15,11 +21,18 @@ from ..evaluation.provenance import write_json
 from ..modeling_dspark import DSparkDraftModel
 from .dataset import AnchorDataset
 from .estimate import NUM_EVALUATIONS, estimate_run
-from .feature_cache import FeatureCache, build_feature_cache, cached_tokens, target_fingerprint
+from .feature_cache import (
+    FeatureCache,
+    build_feature_cache,
+    cache_identity,
+    cached_tokens,
+    refuse_foreign_cache,
+    target_fingerprint,
+)
 from .initialise import feature_rms
-from .outcome import TrainingOutcome, final_metrics, write_drafter
+from .outcome import TrainingOutcome, final_metrics, write_drafter, write_report
 from .prepare import Echo, Prepared, prepare
-from .progress import GracefulStop, SpentTime, TauProgress
+from .progress import GracefulStop, SpentTime, StopWhenBroken, TauProgress
 from .recipe import TrainingRequest, peak_learning_rate
 from .records import TrainingSequence, data_digest
 from .settings import DSparkTrainingArguments
@@ -29,21 +42,43 @@ logger = logging.getLogger(__name__)
 
 RUN_NAME = "run.json"
 _NUM_SAVES = 20
+_FULL_DISK_SIGNS = ("No space left", "os error 28")
 
 
 def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> TrainingOutcome:
-    """Train a drafter, or go on where an earlier call with the same `output` stopped.
+    """Train a drafter in this process, or go on where an earlier call with the same `output` stopped.
 
     Args:
         request: What to do.
         echo: Takes one line of text at a time.
 
     Raises:
-        TrainingDataError: data, features or settings cannot be used, or `output` belongs to another run.
+        TrainingDataError: data, features or settings cannot be used, `output` belongs to another run or cannot be
+            written, or training broke.
+        IncompatibleTargetError: no drafter can be trained for this target.
         ComparisonError, ZooError: target or initial drafter cannot be loaded.
     """
+    _refuse_several_processes()
     prepared = prepare(request, echo)
     checkpoints = request.output / "checkpoints"
+    with _readable_full_disk(request.output):
+        run = _plan(request, prepared, checkpoints, echo)
+        cache = _features(request, prepared)
+        trainer, stop, spent = _make_trainer(request, prepared, cache, checkpoints, run)
+        _train(trainer, prepared, stop, latest_checkpoint(checkpoints), echo)
+        is_finished = trainer.state.global_step >= run["num_steps"]
+        # Before the last evaluation, which may fail or be interrupted.
+        write_drafter(request, prepared, trainer, spent.spent_s, {}, is_finished=is_finished)
+        metrics = final_metrics(trainer) if is_finished else {}
+        if metrics:
+            write_report(request, prepared, trainer, spent.spent_s, metrics, is_finished=is_finished)
+    return TrainingOutcome(request.output, is_finished, trainer.state.global_step, spent.spent_s, metrics)
+
+
+def _plan(request: TrainingRequest, prepared: Prepared, checkpoints: Path, echo: Echo) -> dict[str, Any]:
+    """Claim the output folder and fix the number of steps; what is noted about the run."""
+    if request.features == "cache":
+        refuse_foreign_cache(request.output / "features", _cache_identity(prepared))
     if request.restart and checkpoints.exists():
         shutil.rmtree(checkpoints)
     run = _claim_output(request, prepared, checkpoints)
@@ -58,30 +93,46 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
     write_json(checkpoints / RUN_NAME, run)
     for line in estimate.lines():
         echo(line)
-    cache = _features(request, prepared)
-    trainer, stop, spent = _make_trainer(request, prepared, cache, checkpoints, run)
-    last = latest_checkpoint(checkpoints)
+    return run
+
+
+def _train(trainer: DSparkTrainer, prepared: Prepared, stop: GracefulStop, last: Path | None, echo: Echo) -> None:
     if last is not None:
         echo(f"going on from {last.name}")
+        state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        if state.global_step >= trainer.args.max_steps:  # Trainer would take one step more
+            prepared.drafter.load_state_dict(load_file(last / "model.safetensors"))
+            trainer.state = state
+            return
     bars_were_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # one for each checkpoint's file
     try:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    except (OSError, RuntimeError) as error:
-        if not _is_full_disk(error):
-            raise
-        raise TrainingDataError(
-            f"a checkpoint below {checkpoints} could not be written ({error}); free some space and run the same "
-            "command again, it goes on from the last whole checkpoint"
-        ) from error
     finally:
         stop.restore()
         if bars_were_on:
             transformers_logging.enable_progress_bar()
-    metrics = {} if stop.was_interrupted else final_metrics(trainer)
-    write_drafter(request, prepared, trainer, spent.spent_s, metrics, is_finished=not stop.was_interrupted)
-    steps = trainer.state.global_step
-    return TrainingOutcome(request.output, not stop.was_interrupted, steps, spent.spent_s, metrics)
+
+
+def _refuse_several_processes() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingDataError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and this command trains in one process; for several, use "
+            "DSparkTrainer in a script of your own under torchrun or accelerate launch"
+        )
+
+
+@contextmanager
+def _readable_full_disk(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own kinds
+        if getattr(error, "errno", None) != 28 and not any(sign in str(error) for sign in _FULL_DISK_SIGNS):
+            raise
+        raise TrainingDataError(
+            f"the disk of {folder} is full ({error}); free some space and run the same command again, it goes on from "
+            "the last whole checkpoint"
+        ) from error
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -105,14 +156,15 @@ def _claim_output(request: TrainingRequest, prepared: Prepared, checkpoints: Pat
     """Make the output folder this run's, or check that it is; what was noted about the run so far."""
     identity = {
         "target": target_fingerprint(prepared.target),
-        "data": data_digest(prepared.sequences),
+        "data": data_digest(prepared.sequences, with_prompt_ids=True),
+        "draft_vocabulary": _digest(prepared.drafter.draft_token_ids),
         **{f"config.{key}": value for key, value in _comparable(prepared.drafter).items()},
         **request.must_not_change(),
     }
     identity = json.loads(json.dumps(identity))  # as it will be read back
     path = checkpoints / RUN_NAME
     if path.is_file():
-        found: dict[str, Any] = json.loads(path.read_text())
+        found = _read_run(path)
         differing = sorted(key for key in identity if found["identity"].get(key) != identity[key])
         if differing:
             raise TrainingDataError(
@@ -131,9 +183,29 @@ def _claim_output(request: TrainingRequest, prepared: Prepared, checkpoints: Pat
     return run
 
 
+def _read_run(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        _ = found["identity"].get, found["spent_s"] + 0.0
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrainingDataError(
+            f"{path} is damaged ({error}); pass --restart to forget that run's checkpoints, or name another output"
+        ) from error
+    return found
+
+
+def _digest(ids: Tensor | None) -> str | None:
+    return None if ids is None else hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()
+
+
 def _comparable(drafter: DSparkDraftModel) -> dict[str, Any]:
     config: dict[str, Any] = drafter.config.to_dict()
     return {key: config[key] for key in config if key not in ("transformers_version", "dtype", "_name_or_path")}
+
+
+def _cache_identity(prepared: Prepared) -> dict[str, Any]:
+    layer_ids = prepared.drafter.config.target_layer_ids
+    return cache_identity(prepared.target, layer_ids, prepared.reader.logit_treatment, prepared.sequences)
 
 
 def _features(request: TrainingRequest, prepared: Prepared) -> FeatureCache | None:
@@ -179,7 +251,7 @@ def _make_trainer(
         dataset(prepared.held_out),
         _decode_prompts(prepared.held_out),
         feature_rms(prepared.target, prepared.drafter.config, prepared.sample_ids),
-        callbacks=[TauProgress(), stop, spent],
+        callbacks=[TauProgress(), stop, StopWhenBroken(), spent],
     )
     trainer.remove_callback(PrinterCallback)  # the bar shows what it would print
     return trainer, stop, spent
@@ -199,7 +271,6 @@ def _arguments(
         lr_scheduler_kwargs={"num_decay_steps": round(request.decay_fraction * num_steps)},
         warmup_steps=round(0.04 * num_steps),
         weight_decay=0.0,
-        max_anchors=request.max_anchors,
         bf16=request.dtype == "bfloat16",
         use_cpu=target.device.type == "cpu",
         logging_steps=max(1, min(50, num_steps // 20)),
@@ -223,7 +294,3 @@ def _decode_prompts(held_out: list[TrainingSequence]) -> list[Tensor]:
         if length:
             prompts.setdefault(sequence.id, sequence.input_ids[None, :length])
     return list(prompts.values())
-
-
-def _is_full_disk(error: Exception) -> bool:
-    return getattr(error, "errno", None) == 28 or "No space left" in str(error) or "os error 28" in str(error)

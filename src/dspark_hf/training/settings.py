@@ -1,4 +1,4 @@
-"""Settings of a training run; each default is written here once, with what it was measured to do in README."""
+"""Settings of `DSparkTrainer`, beside those of transformers' Trainer."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,6 @@ class DSparkTrainingArguments(TrainingArguments):
     """transformers' `TrainingArguments` and what training a drafter needs besides.
 
     Args:
-        max_anchors: Blocks per sequence and step.
         cross_entropy_weight, total_variation_weight, confidence_weight: Coefficients of the three losses (Eq. 12).
         loss_decay: Decay constant of the position weights in slots; None: gamma, as in the paper (released code: 4).
         head_learning_rate_multiplier: Learning rate of sequential and confidence head, as a multiple of
@@ -23,19 +22,19 @@ class DSparkTrainingArguments(TrainingArguments):
         decode_new_tokens: Tokens generated for each of them.
     """
 
-    max_anchors: int = field(default=64)
     cross_entropy_weight: float = field(default=LossWeights.cross_entropy)
     total_variation_weight: float = field(default=LossWeights.total_variation)
     confidence_weight: float = field(default=LossWeights.confidence)
     loss_decay: float | None = field(default=None)
     head_learning_rate_multiplier: float = field(default=1.0)
     curriculum_fraction: float = field(default=0.0)
+    # The filter shows an average in place of a loss that is not a number; here training ends then.
+    logging_nan_inf_filter: bool = field(default=False)
     num_decode_prompts: int = field(default=4)
     decode_new_tokens: int = field(default=48)
 
     def __post_init__(self) -> None:
         rules = {
-            "max_anchors": (self.max_anchors >= 1, "must be >= 1"),
             "loss_decay": (self.loss_decay is None or self.loss_decay > 0, "must be > 0, or None for gamma"),
             "head_learning_rate_multiplier": (self.head_learning_rate_multiplier > 0, "must be > 0"),
             "curriculum_fraction": (0 <= self.curriculum_fraction <= 1, "must lie between 0 and 1"),

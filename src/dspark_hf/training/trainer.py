@@ -3,11 +3,14 @@
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel, Trainer
 
+from .._compat import check_overridable
+from ..decoding.refusals import refuse_target
 from ..decoding.report import record_speculation
 from ..errors import TrainingDataError
 from ..model.packed_blocks import PackedBlocks
@@ -15,9 +18,14 @@ from ..modeling_dspark import DSparkDraftModel
 from .anchors import AnchorBlocks, build_blocks, position_weights
 from .dataset import AnchorDataset, LengthGroupedEpochs, collate
 from .features import TargetFeatures, TargetReader
-from .losses import HeadRows, PositionTerms, draft_loss
+from .head_rows import HeadRows
+from .losses import PositionTerms, draft_loss
 from .metrics import BlockMetrics
+from .scaled_steps import scale_steps
 from .settings import DSparkTrainingArguments
+
+# Methods of Trainer that are overridden though they are not public; a new release must not rename them unnoticed.
+check_overridable(Trainer, ("_get_train_sampler", "_run_epoch", "_get_num_items_in_batch"))
 
 
 class DSparkTrainer(Trainer):
@@ -39,7 +47,8 @@ class DSparkTrainer(Trainer):
         **kwargs: As for `Trainer`.
 
     Raises:
-        TrainingDataError: the target's output head is not a plain linear layer.
+        TrainingDataError: the target's output head is not a plain linear layer, or the target is elsewhere.
+        IncompatibleTargetError: drafter and target do not belong together.
     """
 
     def __init__(
@@ -56,6 +65,14 @@ class DSparkTrainer(Trainer):
         # One process per device: torch's DataParallel would split blocks from the contexts they read.
         _ = args.n_gpu
         args._n_gpu = min(args._n_gpu, 1)
+        if target.device.type != args.device.type:
+            raise TrainingDataError(
+                f"the target is on {target.device} and training runs on {args.device}; move the target there first"
+            )
+        if model.config.attention_dropout > 0:
+            raise TrainingDataError(
+                f"attention_dropout must be 0, got {model.config.attention_dropout}: packed blocks are trained without"
+            )
         super().__init__(
             model=model,
             args=args,
@@ -64,6 +81,7 @@ class DSparkTrainer(Trainer):
             eval_dataset=eval_dataset,
             **kwargs,
         )
+        refuse_target(target, model)
         # Our loss divides by what _get_num_items_in_batch counts, over all micro-batches and processes.
         self.loss_is_scaled_for_ga = True
         self._drafter = model
@@ -72,7 +90,8 @@ class DSparkTrainer(Trainer):
         # Not a part of the drafter: no checkpoint or state dict ever finds the target.
         self._target: Any = target.requires_grad_(False)
         self._reader = TargetReader(target, model.config)
-        self._head = _head_rows(target, model, torch.bfloat16 if args.bf16 else model.dtype)
+        self._product_dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
+        self._head = HeadRows.of(target, model, self._product_dtype)
         self._weights = position_weights(model.config.block_size, args.loss_decay or model.config.block_size)
         self._metrics = BlockMetrics(model.config.block_size, args.device)
         self._is_evaluating = False
@@ -90,6 +109,8 @@ class DSparkTrainer(Trainer):
         return self._train_sampler
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # A checkpoint that was loaded since may have another draft vocabulary.
+        self._head = HeadRows.of(self._target, self._drafter, self._product_dtype)
         # Where a resumed epoch skips batches on several processes, the loader's own set_epoch gets lost on the way.
         self._train_sampler.set_epoch(kwargs["epoch"])
         super()._run_epoch(*args, **kwargs)
@@ -116,7 +137,7 @@ class DSparkTrainer(Trainer):
                 **options,
             )
             if self._step_scale is not None:
-                _scale_steps(self.optimizer, self._drafter.fc.weight, self._step_scale)
+                scale_steps(self.optimizer, self._drafter.fc.weight, self._step_scale)
         return self.optimizer
 
     # -- loss ---------------------------------------------------------------------------------------------------
@@ -235,6 +256,8 @@ class DSparkTrainer(Trainer):
     ) -> dict[str, float]:
         """Loss parts and acceptance on held-out blocks, and tau of real speculative decoding on held-out prompts."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise TrainingDataError("evaluate() needs an eval_dataset; pass one here or to DSparkTrainer")
         was_training = self._drafter.training
         training_sums, self._metrics = self._metrics, BlockMetrics(self._drafter.config.block_size, self.args.device)
         self._drafter.eval()
@@ -242,7 +265,8 @@ class DSparkTrainer(Trainer):
         try:
             self._add_up(dataset)
             sums = self.accelerator.reduce(self._metrics.take(), "sum")
-            values = self._metrics.summarise(sums) | self._decode()
+            # Every process has to know what the first one decoded: it may decide about the best checkpoint.
+            values = self._metrics.summarise(sums) | broadcast_object_list([self._decode()])[0]
         finally:
             self._is_evaluating = False
             self._metrics = training_sums
@@ -290,38 +314,5 @@ class DSparkTrainer(Trainer):
         return result
 
 
-def _scale_steps(optimizer: torch.optim.Optimizer, weight: Tensor, scale: Tensor) -> None:
-    """Multiply every change of `weight` `[out, in]` by `scale` `[in]`, whatever the optimiser does."""
-    before: list[Tensor] = []
-
-    def remember(*_: Any) -> None:
-        before.append(weight.detach().clone())
-
-    def shorten(*_: Any) -> None:
-        with torch.no_grad():
-            old = before.pop()
-            weight.sub_(old).mul_(scale).add_(old)
-
-    optimizer.register_step_pre_hook(remember)
-    optimizer.register_step_post_hook(shorten)
-
-
 def _blocks_of(batch: dict[str, Any], block_size: int) -> AnchorBlocks:
     return build_blocks(batch["input_ids"], batch["loss_mask"], batch["anchors"], block_size)
-
-
-def _head_rows(target: PreTrainedModel, drafter: DSparkDraftModel, dtype: torch.dtype) -> HeadRows:
-    head = target.get_output_embeddings()
-    if not isinstance(head, nn.Linear) or head.weight.is_meta:
-        raise TrainingDataError(
-            f"training needs a target whose output head is a plain linear layer in memory, this one's is a "
-            f"{type(head).__name__}; load the target unquantised and on one device"
-        )
-    ids = drafter.draft_token_ids
-    weight = head.weight.detach()
-    bias = None if head.bias is None else head.bias.detach()
-    if ids is not None:
-        weight, bias = weight[ids], None if bias is None else bias[ids]
-    weight = weight.to(device=drafter.device, dtype=dtype)
-    bias = None if bias is None else bias.to(device=drafter.device, dtype=dtype)
-    return HeadRows(weight, bias, ids, drafter.config)

@@ -25,8 +25,6 @@ def test_auc_equals_the_share_of_pairs():
     g = torch.Generator().manual_seed(0)
     predicted = torch.randint(0, 6, (40,), generator=g) / 5
     label = torch.randint(0, 2, (40,), generator=g).double()
-    pairs = [
-        1.0 if p > n else 0.5 if p == n else 0.0 for p in predicted[label == 1] for n in predicted[label == 0]
-    ]
+    pairs = [1.0 if p > n else 0.5 if p == n else 0.0 for p in predicted[label == 1] for n in predicted[label == 0]]
     assert roc_auc(predicted, label, 1 - label) == pytest.approx(sum(pairs) / len(pairs), abs=1e-9)
     assert math.isnan(roc_auc(predicted, torch.ones(40), torch.zeros(40)))

@@ -161,3 +161,10 @@ def test_a_loader_with_workers_draws_the_same(tmp_path):
     expected = [anchors(data, draw) for draw in sampler]
     got = [row[row >= 0].tolist() for batch in loader for row in batch["anchors"]]
     assert got == expected
+
+
+def test_no_sequence_is_left_out_for_good():
+    """Few sequences make one group; which of them wait must not depend on their lengths."""
+    sampler = LengthGroupedEpochs(list(range(1, 21)), 8, 0)
+    drawn = [i for epoch in range(30) for _, i in order(sampler, epoch)]
+    assert set(drawn) == set(range(20))

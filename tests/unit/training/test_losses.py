@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from dspark_hf.training import losses
 from dspark_hf.training.anchors import position_weights
-from dspark_hf.training.losses import HeadRows, LossWeights, draft_loss, reference_losses
+from dspark_hf.training.head_rows import HeadRows
+from dspark_hf.training.losses import LossWeights, draft_loss, reference_losses
 
 V12_DRAFT = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1]], dtype=torch.float64)
 V12_TARGET = torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.6, 0.3]], dtype=torch.float64)
@@ -154,3 +155,21 @@ def test_laws_at_their_ends_stay_finite():
     loss.backward()
     assert terms.acceptance.tolist() == pytest.approx([1.0, 0.0])
     assert math.isfinite(float(loss.detach())) and bool(hidden.grad.isfinite().all())
+
+
+def test_a_batch_without_positions_costs_nothing():
+    config = tiny_drafter(tiny_target()).config
+    hidden = torch.zeros(0, 4, requires_grad=True)
+    loss, terms = draft_loss(
+        hidden,
+        None,
+        None,
+        head=HeadRows(torch.zeros(61, 4), None, None, config),
+        target_hidden=torch.zeros(0, 4),
+        log_normalizer=torch.zeros(0),
+        next_tokens=torch.zeros(0, dtype=torch.long),
+        position_weight=torch.zeros(0),
+        weights=LossWeights(),
+    )
+    loss.backward()
+    assert float(loss.detach()) == 0 and hidden.grad.shape == (0, 4) and len(terms.acceptance) == 0
