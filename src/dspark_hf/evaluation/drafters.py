@@ -88,11 +88,12 @@ def evaluate_drafters(
     """
     target, tokenizer = load_target(target_name, dtype, device)
     by_temperature = load_texts(texts)
+    loaded = [load_drafter(name, target, target_name, tokenizer, seed=seed) for name in drafters]
+    models = [drafter.model for drafter in loaded]
     replayed: dict[tuple[str, float], list[ReplayedText]] = {}
-    for name in drafters:
-        loaded = load_drafter(name, target, target_name, tokenizer, seed=seed)
-        for temperature, group in by_temperature.items():
-            replayed[loaded.name, temperature] = Replay(target, group).run(loaded.model, progress=True)
+    for temperature, group in by_temperature.items():
+        results = Replay(target, group).run_all(models, show_progress=True)
+        replayed |= {(drafter.name, temperature): texts for drafter, texts in zip(loaded, results, strict=True)}
     names = list(dict.fromkeys(name for name, _ in replayed))
     return DraftersReport(
         target=target_name,

@@ -20,7 +20,7 @@ from ..model.draft_vocab import draft_index
 from ..model.packed_blocks import PackedBlocks
 from ..modeling_dspark import DSparkDraftModel, treat_logits
 from ..training.anchors import AnchorBlocks, build_blocks, possible_anchors
-from ..training.features import TargetReader
+from ..training.features import TargetFeatures, TargetReader
 
 
 @dataclass(frozen=True)
@@ -89,44 +89,55 @@ class Replay:
         self._target = target
         self._texts = texts
 
+    def run(self, drafter: DSparkDraftModel) -> list[ReplayedText]:
+        """Each text's rounds with one drafter; errors as for [`run_all`]."""
+        return self.run_all([drafter])[0]
+
     @torch.no_grad()
-    def run(self, drafter: DSparkDraftModel, *, progress: bool = False) -> list[ReplayedText]:
-        """Each text's rounds with this drafter.
+    def run_all(self, drafters: Sequence[DSparkDraftModel], *, show_progress: bool = False) -> list[list[ReplayedText]]:
+        """Each text's rounds with each drafter; drafters that read the same layers share the target's forward.
 
         Raises:
             IncompatibleTargetError: the target's law cannot be read off its hidden states.
         """
-        reader = TargetReader(self._target, drafter.config)
-        if self._texts:
+        readers = {tuple(d.config.target_layer_ids): TargetReader(self._target, d.config) for d in drafters}
+        for reader in readers.values() if self._texts else ():
             reader.check_law(self._texts[0].input_ids[None, :_CHECKED_TOKENS].to(self._target.device))
-        head = drafter.borrow_head(self._target.get_output_embeddings())
-        return [
-            self._replay(drafter, reader, head, text)
-            for text in tqdm(self._texts, unit="text", desc="replay", disable=not progress)
-        ]
+        heads = [drafter.borrow_head(self._target.get_output_embeddings()) for drafter in drafters]
+        results: list[list[ReplayedText]] = [[] for _ in drafters]
+        for text in tqdm(self._texts, unit="text", desc="replay", disable=not show_progress):
+            ids = text.input_ids[None].to(self._target.device)
+            read = {layers: reader.read(ids, torch.zeros_like(ids).bool()) for layers, reader in readers.items()}
+            for drafter, head, result in zip(drafters, heads, results, strict=True):
+                layers = tuple(drafter.config.target_layer_ids)
+                result.append(_replay(drafter, readers[layers], head, text, read[layers]))
+        return results
 
-    def _replay(
-        self, drafter: DSparkDraftModel, reader: TargetReader, head: Callable[[Tensor], Tensor], text: TargetText
-    ) -> ReplayedText:
-        ids = text.input_ids[None].to(self._target.device)
-        mask = torch.zeros_like(ids, dtype=torch.bool)
-        mask[:, text.prompt_length :] = True
-        features = reader.read(ids, torch.zeros_like(mask))
-        anchors = possible_anchors(mask[0])
-        size = drafter.config.block_size
-        parts = []
-        for some in anchors.split(max(1, TABLE_NUMBERS // (size * drafter.config.vocab_size))):
-            blocks = build_blocks(ids, mask, some[None], size)
-            hidden, embeddings = _draft(drafter, reader, features.features, blocks)
-            draft_logits = _draft_logits(drafter, head, hidden, embeddings)
-            target_hidden = features.final_hidden[0]
-            acceptance, label = _acceptance(drafter, reader, draft_logits, target_hidden, blocks, text.temperature)
-            confidence = acceptance.new_zeros(0)
-            if drafter.confidence_head is not None:
-                confidence = drafter.confidence_head(hidden, embeddings).float().sigmoid()
-            parts.append((acceptance.cpu(), label.cpu(), confidence.cpu()))
-        acceptance, label, confidence = (torch.cat(part) for part in zip(*parts, strict=True))
-        return _rounds(text, acceptance, label, confidence if len(confidence) else None)
+
+def _replay(
+    drafter: DSparkDraftModel,
+    reader: TargetReader,
+    head: Callable[[Tensor], Tensor],
+    text: TargetText,
+    features: TargetFeatures,
+) -> ReplayedText:
+    ids = text.input_ids[None].to(features.features.device)
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, text.prompt_length :] = True
+    size = drafter.config.block_size
+    parts = []
+    for anchors in possible_anchors(mask[0]).split(max(1, TABLE_NUMBERS // (size * drafter.config.vocab_size))):
+        blocks = build_blocks(ids, mask, anchors[None], size)
+        hidden, embeddings = _draft(drafter, reader, features.features, blocks)
+        draft_logits = _draft_logits(drafter, head, hidden, embeddings)
+        final_hidden = features.final_hidden[0]
+        acceptance, label = _acceptance(drafter, reader, draft_logits, final_hidden, blocks, text.temperature)
+        confidence = acceptance.new_zeros(0)
+        if drafter.confidence_head is not None:
+            confidence = drafter.confidence_head(hidden, embeddings).float().sigmoid()
+        parts.append((acceptance.cpu(), label.cpu(), confidence.cpu()))
+    acceptance, label, confidence = (torch.cat(part) for part in zip(*parts, strict=True))
+    return _rounds(text, acceptance, label, confidence if len(confidence) else None)
 
 
 def _draft(
