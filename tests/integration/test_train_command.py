@@ -31,6 +31,7 @@ from dspark_hf.training.run import latest_checkpoint, train_drafter
 pytest.importorskip("datasets", reason="answers are written and read with the train extra")
 
 STEPS = 12
+KEYS = ("num_tokens", "num_rounds")
 
 
 @pytest.fixture(scope="module")
@@ -348,6 +349,9 @@ def test_evaluating_drafters_prints_and_writes_every_number(root, finished, tmp_
     assert "mean of domains" in done.stdout and time.monotonic() - start < 60
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["num_texts"] == {"0": 8, "1": 4}
+    assert len(report["texts"]) == 12
+    tokens, rounds = (sum(text[key] for text in report["texts"] if not text["temperature"]) for key in KEYS)
+    assert report["scores"][0]["tau"]["all"]["value"] == pytest.approx(tokens / rounds)
     for entry in report["scores"]:
         assert 1 <= entry["tau"]["all"]["value"] <= 4
         assert len(entry["confidence_ece"]) == 3

@@ -1,5 +1,6 @@
 """Several drafters on the same texts of one target: tau with intervals, acceptance, confidence, paired differences."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 from ..fitting.metrics import expected_calibration_error, roc_auc
-from ..training.records import data_files, read_rows
+from ..training.records import data_files, parse_row, read_rows
 from .intervals import Estimate, Floats, Sums, bootstrap
 from .loading import load_drafter, load_target
 from .provenance import Provenance, collect_provenance
@@ -50,14 +51,26 @@ class PairedDifference:
 
 
 @dataclass(frozen=True)
+class TextResult:
+    """One drafter on one text: tokens that rounds committed, and the expected number of rounds."""
+
+    drafter: str
+    temperature: float
+    id: str
+    num_tokens: int
+    num_rounds: float
+
+
+@dataclass(frozen=True)
 class DraftersReport:
-    """All drafters on all texts, and each against the last one named."""
+    """All drafters on all texts, each against the last one named, and what every text gave."""
 
     target: str
     provenance: Provenance
     num_texts: dict[str, int]
     scores: list[DrafterScore]
     differences: list[PairedDifference]
+    texts: list[TextResult]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -87,7 +100,8 @@ def evaluate_drafters(
         TrainingDataError: a file cannot be read.
     """
     target, tokenizer = load_target(target_name, dtype, device)
-    by_temperature = load_texts(texts)
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    by_temperature = load_texts(texts, vocab_size)
     loaded = [load_drafter(name, target, target_name, tokenizer, seed=seed) for name in drafters]
     models = [drafter.model for drafter in loaded]
     replayed: dict[tuple[str, float], list[ReplayedText]] = {}
@@ -110,30 +124,41 @@ def evaluate_drafters(
             for name in names[:-1]
             for temperature in by_temperature
         ],
+        texts=[
+            TextResult(name, temperature, text.id, text.num_tokens, text.num_rounds)
+            for (name, temperature), texts in replayed.items()
+            for text in texts
+        ],
     )
 
 
-def load_texts(sources: Sequence[Path]) -> dict[float, list[TargetText]]:
+def load_texts(sources: Sequence[Path], vocab_size: int) -> dict[float, list[TargetText]]:
     """Texts of two answer tokens or more, by temperature.
 
     Raises:
-        ComparisonError: there is none.
-        TrainingDataError: a file cannot be read or lacks a column.
+        ComparisonError: there is none, or a row is not an answer of a target with that vocabulary.
+        TrainingDataError: a file cannot be read.
     """
     groups: dict[float, list[TargetText]] = {}
     for path in data_files(list(sources)):
         for number, row in enumerate(read_rows(path), start=1):
-            missing = [key for key in ("prompt_ids", "response_ids", "temperature") if row.get(key) is None]
-            if missing:
-                raise ComparisonError(f"{path}, row {number} lacks {missing}; write it with `dspark train data`")
-            prompt, answer = row["prompt_ids"], row["response_ids"]
-            if prompt and len(answer) >= 2:
-                text_id = str(row.get("id") or f"{path.stem}/{number}")
-                text = TargetText(text_id, torch.tensor(prompt + answer), len(prompt), float(row["temperature"]))
+            text = _parse_text(row, path, number, vocab_size)
+            if text.input_ids.shape[0] >= text.prompt_length + 2:
                 groups.setdefault(text.temperature, []).append(text)
     if not groups:
         raise ComparisonError(f"{', '.join(map(str, sources))}: no answer of two tokens or more to replay")
     return dict(sorted(groups.items()))
+
+
+def _parse_text(row: dict[str, Any], path: Path, number: int, vocab_size: int) -> TargetText:
+    try:
+        sequence = parse_row(row, f"{path.stem}/{number}", vocab_size)
+        temperature = row.get("temperature")
+        if "prompt_ids" not in row or not isinstance(temperature, int | float) or not 0 <= temperature < math.inf:
+            raise ValueError("needs prompt_ids, response_ids and the temperature that the answer was drawn at")
+    except ValueError as error:
+        raise ComparisonError(f"{path}, row {number}: {error}; write it with `dspark train data`") from error
+    return TargetText(sequence.id, sequence.input_ids, len(row["prompt_ids"]), float(temperature))
 
 
 def score(drafter: str, temperature: float, texts: Sequence[ReplayedText], *, seed: int) -> DrafterScore:

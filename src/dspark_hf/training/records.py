@@ -60,7 +60,7 @@ def load_sequences(
     for path in paths:
         for number, row in enumerate(read_rows(path), start=1):
             try:
-                whole = _parse(row, f"{path.name}/{number}", vocab_size)
+                whole = parse_row(row, f"{path.name}/{number}", vocab_size)
             except ValueError as error:
                 raise TrainingDataError(f"{path}, row {number}: {error}") from error
             sequence = TrainingSequence(whole.id, whole.input_ids[:max_length], whole.loss_mask[:max_length])
@@ -148,7 +148,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise TrainingDataError(f"{path} cannot be read ({_last_line(error)}); write or download it again") from error
 
 
-def _parse(row: dict[str, Any], default_id: str, vocab_size: int) -> TrainingSequence:
+def parse_row(row: dict[str, Any], default_id: str, vocab_size: int) -> TrainingSequence:
+    """One row as a sequence, or ValueError saying what is wrong with it."""
     pairs = [pair for pair in _COLUMN_PAIRS if all(row.get(name) is not None for name in pair)]
     if not pairs:
         raise ValueError(
