@@ -20,7 +20,10 @@ from .common import (
 def eval_command(
     texts: Annotated[list[Path], typer.Option(help="Answers of the target, from `dspark train data`.")],
     drafter: Annotated[
-        list[str] | None, typer.Option(help="Folder or Hub id; may be repeated. Default: the bundled one.")
+        list[str] | None,
+        typer.Option(
+            help="Folder or Hub id; may be repeated, the last is the baseline. Default: the one shipped for the target."
+        ),
     ] = None,
     target: TargetOption = "smollm2-135m-instruct",
     dtype: Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")] = "bfloat16",

@@ -18,6 +18,7 @@ from .common import (
 train_app = typer.Typer(add_completion=False, invoke_without_command=True)
 
 DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32", help="Of the target and of products.")]
+AnswerDtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")]
 SeedOption = Annotated[int, typer.Option(help="Of weights, data order, anchors, sampling.")]
 _BY_SIZE = "Default: from the target's size."
 PANEL = "Drafter"
@@ -52,6 +53,9 @@ def train_command(
     ] = 0.25,
     max_length: Annotated[int, typer.Option(help="Tokens kept of a sequence.")] = 2048,
     held_out_fraction: Annotated[float, typer.Option(help="Share of prompts evaluated, never trained on.")] = 0.05,
+    num_evaluations: Annotated[
+        int | None, typer.Option(help="Evenly spaced. Default: as many as take a fifth of the time.")
+    ] = None,
     features: Annotated[
         str, typer.Option(metavar="cache|online", help="Target features: once, on disk, or at every step.")
     ] = "cache",
@@ -103,6 +107,7 @@ def train_command(
             decay_fraction=decay_fraction,
             max_length=max_length,
             held_out_fraction=held_out_fraction,
+            num_evaluations=num_evaluations,
             features=features,
             max_cache_gb=max_cache_gb,
             dtype=dtype,
@@ -143,7 +148,7 @@ def train_data_command(
     max_prompts: Annotated[int | None, typer.Option(help="Most rows of each source.")] = None,
     split: Annotated[str, typer.Option(help="Of Hub data sets.")] = "train",
     batch_size: Annotated[int, typer.Option(help="Prompts answered at a time.")] = 32,
-    dtype: DtypeOption = "bfloat16",
+    dtype: AnswerDtypeOption = "bfloat16",
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
@@ -173,4 +178,8 @@ def train_data_command(
             device=device,
             seed=seed,
         )
-        typer.echo(str(summary))
+        typer.echo(
+            f"{summary.num_answers} answers of {summary.num_prompts} prompts in {summary.output}, "
+            f"{summary.num_response_tokens} tokens, {summary.num_stopped} ended by themselves; skipped "
+            f"{summary.num_skipped_unusable} prompts without text and {summary.num_skipped_long} too long ones"
+        )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer.testing
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tiny import VOCAB, greedy, random_ids, tiny_target
@@ -27,6 +28,7 @@ from dspark_hf.training import run as run_module
 from dspark_hf.training.recipe import TrainingRequest, choose_draft_vocabulary, coverage
 from dspark_hf.training.records import TrainingSequence
 from dspark_hf.training.run import latest_checkpoint, train_drafter
+from dspark_hf.training.trainer import DSparkTrainer
 
 pytest.importorskip("datasets", reason="answers are written and read with the train extra")
 
@@ -231,6 +233,42 @@ def test_a_run_in_another_thread_works(root, tmp_path):
     assert outcome.num_steps == 2
 
 
+def test_a_second_run_into_the_same_output_is_refused(root, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with (
+        FileLock(tmp_path / "checkpoints" / ".lock"),
+        pytest.raises(TrainingDataError, match="another run is training"),
+    ):
+        train_drafter(request(root, tmp_path))
+    train_drafter(request(root, tmp_path, max_steps=1), lambda line: None)
+
+
+def test_an_output_that_cannot_be_written_is_said_first(root, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(run_module, "prepare", None)
+    with pytest.raises(TrainingDataError, match="cannot be written.*name another output"):
+        train_drafter(request(root, tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_ctrl_c_cuts_an_evaluation_short(root, tmp_path, monkeypatch):
+    """It reports nothing, no further step is done, and the folder holds that step's drafter."""
+    original = DSparkTrainer._add_up
+
+    def interrupted(self, dataset):
+        os.kill(os.getpid(), signal.SIGINT)
+        original(self, dataset)
+
+    monkeypatch.setattr(DSparkTrainer, "_add_up", interrupted)
+    changes = {"max_steps": 6, "num_evaluations": 3}
+    outcome = train_drafter(request(root, tmp_path / "out", **changes), lambda line: None)
+    assert not outcome.is_finished and outcome.num_steps == 2 and outcome.metrics == {}
+    assert latest_checkpoint(tmp_path / "out" / "checkpoints").name == "checkpoint-2"
+    DSparkDraftModel.from_pretrained(tmp_path / "out")
+    monkeypatch.undo()
+    assert train_drafter(request(root, tmp_path / "out", **changes), lambda line: None).num_steps == 6
+
+
 def test_several_processes_are_refused(root, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TrainingDataError, match="DSparkTrainer"):
@@ -297,6 +335,8 @@ def test_a_full_disk_loses_no_checkpoint(root, tmp_path, monkeypatch):
         ({"max_cache_gb": float("inf")}, "max_cache_gb"),
         ({"seed": -1}, "seed must lie"),
         ({"block_size": 0}, "block_size must be >= 1"),
+        ({"draft_vocab_size": 62}, "at most the target's vocabulary of 61"),
+        ({"num_evaluations": 0}, "num_evaluations must be >= 1"),
     ],
 )
 def test_bad_settings_are_refused(root, tmp_path, changes, message):

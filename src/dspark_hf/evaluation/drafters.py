@@ -103,6 +103,8 @@ def evaluate_drafters(
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     by_temperature = load_texts(texts, vocab_size)
     loaded = [load_drafter(name, target, target_name, tokenizer, seed=seed) for name in drafters]
+    if any(drafter.kind == "untrained" for drafter in loaded):
+        raise ComparisonError(f"no drafter is shipped for target {target_name!r}; name one with --drafter")
     models = [drafter.model for drafter in loaded]
     replayed: dict[tuple[str, float], list[ReplayedText]] = {}
     for temperature, group in by_temperature.items():

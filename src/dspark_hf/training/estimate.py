@@ -18,8 +18,9 @@ from .trainer import DSparkTrainer
 
 _BYTES_PER_PARAMETER = 16  # float32 weight, gradient and two moments
 _CHUNK_COPIES = 4
-# Of a run, evenly spaced.
-NUM_EVALUATIONS = 8
+# Evaluations are evenly spaced; without a number from the user as many as take this share of the training itself.
+MAX_EVALUATIONS = 8
+EVALUATION_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Estimate:
         """For people."""
         return [
             f"estimate: {self.num_steps} steps of {self.num_anchors_per_step} blocks at {self.step_s:.2f} s: "
-            f"{_duration(self.num_steps * self.step_s)}, {self.num_evaluations} evaluations "
+            f"{_duration(self.num_steps * self.step_s)}, evaluated {self.num_evaluations} times "
             f"{_duration(self.num_evaluations * self.evaluation_s)}, target features {_duration(self.features_s)}",
             f"estimate: {self.memory_bytes / 1e9:.1f} GB of memory, {self.disk_bytes / 1e9:.1f} GB of disk",
         ]
@@ -82,14 +83,20 @@ def estimate_run(
     target = prepared.target
     target_bytes = sum(parameter.numel() * parameter.element_size() for parameter in target.parameters())
     cache_bytes = feature_bytes(num_tokens, len(config.target_layer_ids), config.hidden_size, target.dtype)
-    other_s = features_s + NUM_EVALUATIONS * evaluation_s
+    if num_steps is None:
+        num_steps = _num_steps(request, num_sequences, step_s, features_s)
+    num_evaluations = request.num_evaluations or max(
+        1, min(MAX_EVALUATIONS, num_steps, int(EVALUATION_SHARE * num_steps * step_s / evaluation_s))
+    )
+    if request.minutes is not None and request.max_steps is None:
+        num_steps = max(1, num_steps - int(num_evaluations * evaluation_s / step_s))
     return Estimate(
-        num_steps=num_steps or _num_steps(request, num_sequences, step_s, other_s),
+        num_steps=num_steps,
         num_anchors_per_step=probe.num_anchors,
         step_s=step_s,
         features_s=features_s,
         evaluation_s=evaluation_s,
-        num_evaluations=NUM_EVALUATIONS,
+        num_evaluations=num_evaluations,
         memory_bytes=target_bytes + _BYTES_PER_PARAMETER * num_parameters + _CHUNK_COPIES * chunk_bytes(target.device),
         disk_bytes=(0 if request.features == "online" else cache_bytes) + 2 * 3 * 4 * num_parameters,
     )

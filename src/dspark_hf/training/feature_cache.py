@@ -199,8 +199,8 @@ def _require_room(folder: Path, needed: int, max_bytes: int, present: int = 0) -
     free = shutil.disk_usage(folder).free
     if needed > min(max_bytes, free + present):
         raise TrainingDataError(
-            f"the features need {needed / 1e9:.1f} GB in {folder}, the limit is {max_bytes / 1e9:.1f} GB and the disk "
-            f"has {free / 1e9:.1f} GB free; raise the limit, train on fewer sequences, or compute features online"
+            f"the features need {needed / 1e9:.3g} GB in {folder}, the limit is {max_bytes / 1e9:.3g} GB and the disk "
+            f"has {free / 1e9:.3g} GB free; raise the limit, train on fewer sequences, or compute features online"
         )
 
 

@@ -25,6 +25,11 @@ class TauProgress(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
+            self._bar.set_description("evaluating" if control.should_evaluate else "training")
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._bar is not None:
+            self._bar.set_description("training")
 
     def on_log(
         self,
@@ -72,6 +77,10 @@ class GracefulStop(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.was_interrupted:
+            control.should_save = control.should_training_stop = True
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.was_interrupted:  # not one step more
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -41,6 +41,7 @@ class TrainingRequest:
         decay_fraction: Share of the steps, at the end, in which the rate falls to 0; before, it is constant.
         max_length: Tokens kept of a sequence.
         held_out_fraction: Share of the prompts that is evaluated, never trained on.
+        num_evaluations: Evenly spaced, the last at the end; None: as many as take a fifth of the training's time.
         features: `cache` or `online`.
         max_cache_gb: Limit of the cache.
         dtype: Of the target and of products in training: bfloat16 or float32.
@@ -68,6 +69,7 @@ class TrainingRequest:
     decay_fraction: float = 0.25
     max_length: int = 2048
     held_out_fraction: float = 0.05
+    num_evaluations: int | None = None
     features: str = "cache"
     max_cache_gb: float = 20.0
     dtype: str = "bfloat16"
@@ -88,6 +90,7 @@ class TrainingRequest:
             ("learning_rate", self.learning_rate is None or 0 < self.learning_rate < math.inf, "must be > 0"),
             ("head_learning_rate_multiplier", self.head_learning_rate_multiplier > 0, "must be > 0"),
             ("decay_fraction", 0 <= self.decay_fraction <= 0.96, "must lie between 0 and 0.96"),
+            ("num_evaluations", self.num_evaluations is None or self.num_evaluations >= 1, "must be >= 1"),
             ("max_length", self.max_length >= 4, "must be >= 4"),
             ("held_out_fraction", 0 < self.held_out_fraction < 1, "must lie between 0 and 1, both excluded"),
             ("features", self.features in ("cache", "online"), "must be cache or online"),
@@ -112,7 +115,7 @@ class TrainingRequest:
         """The settings that a resumed run has to share with the run it continues."""
         free = {
             "target", "data", "output", "epochs", "max_steps", "minutes", "features", "max_cache_gb", "device",
-            "initial_drafter", "restart",
+            "initial_drafter", "restart", "num_evaluations",
         }  # fmt: skip
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in free}
 
@@ -135,7 +138,11 @@ def drafter_overrides(request: TrainingRequest, target: PreTrainedModel) -> dict
         overrides["confidence_head_with_markov"] = False
     wanted = request.draft_vocab_size
     if wanted is None:
-        wanted = 8192 if is_small else 32768
+        wanted = min(8192 if is_small else 32768, vocab_size)
+    if wanted > vocab_size:
+        raise TrainingDataError(
+            f"draft_vocab_size must be at most the target's vocabulary of {vocab_size}, or 0 for all, got {wanted}"
+        )
     overrides["draft_vocab_size"] = wanted if 0 < wanted < vocab_size else None
     return overrides
 

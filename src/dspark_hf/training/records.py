@@ -1,6 +1,7 @@
 """Answers on disk, as token sequences with a loss mask."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ..errors import TrainingDataError
 
 logger = logging.getLogger(__name__)
 
+# How `datasets` reads a file; JSONL is read here.
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _COLUMN_PAIRS = (("prompt_ids", "response_ids"), ("input_ids", "loss_mask"))
 
@@ -129,11 +131,14 @@ def data_files(source: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL or Parquet file, one at a time.
+    """The rows of a JSONL, JSON or Parquet file, one at a time.
 
     Raises:
-        TrainingDataError: `datasets` is not installed, or the file is damaged.
+        TrainingDataError: the file is damaged or empty, or `datasets`, which reads all but JSONL, is not installed.
     """
+    if path.suffix == ".jsonl":
+        yield from _json_lines(path)
+        return
     try:
         import datasets
     except ImportError as error:
@@ -153,8 +158,8 @@ def parse_row(row: dict[str, Any], default_id: str, vocab_size: int) -> Training
     pairs = [pair for pair in _COLUMN_PAIRS if all(row.get(name) is not None for name in pair)]
     if not pairs:
         raise ValueError(
-            f"needs the columns prompt_ids and response_ids, or input_ids and loss_mask, has {sorted(row)}; text is "
-            "answered and tokenised by `dspark train data`"
+            "needs the columns prompt_ids and response_ids, or input_ids and loss_mask, each a list of integers; has "
+            f"{sorted(key for key in row if row[key] is not None)}. Text is answered by `dspark train data`"
         )
     first, second = (_integers(row[name], name) for name in pairs[0])
     if pairs[0] == _COLUMN_PAIRS[0]:
@@ -170,13 +175,32 @@ def parse_row(row: dict[str, Any], default_id: str, vocab_size: int) -> Training
     if not input_ids:
         raise ValueError("input_ids is empty")
     if min(input_ids) < 0 or max(input_ids) >= vocab_size:
-        wrong = next(i for i in input_ids if not 0 <= i < vocab_size)
+        wrong = min(input_ids) if min(input_ids) < 0 else next(i for i in input_ids if not 0 <= i < vocab_size)
         raise ValueError(
             f"token id {wrong} is outside the target's vocabulary of {vocab_size}; the answers were made with another "
             "tokenizer, make them with this target"
         )
     row_id = default_id if row.get("id") in (None, "") else str(row["id"])
     return TrainingSequence(row_id, torch.tensor(input_ids), torch.tensor(mask).bool())
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Line by line: a reader of whole tables cannot say which row is wrong."""
+    try:
+        # Not splitlines(): JSON strings may hold the other line breaks that it knows.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingDataError(f"{path} cannot be read ({error}); write or download it again") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise TrainingDataError(f"{path}, row {number} cannot be read ({error}); write it again") from error
+        if not isinstance(row, dict):
+            raise TrainingDataError(f"{path}, row {number}: expected a JSON object, got {type(row).__name__}")
+        yield row
 
 
 def _integers(value: Any, name: str) -> list[int]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -20,7 +21,7 @@ from ..errors import TrainingDataError
 from ..evaluation.provenance import write_json
 from ..modeling_dspark import DSparkDraftModel
 from .dataset import AnchorDataset
-from .estimate import NUM_EVALUATIONS, estimate_run
+from .estimate import estimate_run
 from .feature_cache import (
     FeatureCache,
     build_feature_cache,
@@ -59,9 +60,9 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
         ComparisonError, ZooError: target or initial drafter cannot be loaded.
     """
     _refuse_several_processes()
-    prepared = prepare(request, echo)
     checkpoints = request.output / "checkpoints"
-    with _readable_full_disk(request.output):
+    with _alone_in(checkpoints), _readable_full_disk(request.output):
+        prepared = prepare(request, echo)
         run = _plan(request, prepared, checkpoints, echo)
         cache = _features(request, prepared)
         trainer, stop, spent = _make_trainer(request, prepared, cache, checkpoints, run)
@@ -80,7 +81,8 @@ def _plan(request: TrainingRequest, prepared: Prepared, checkpoints: Path, echo:
     if request.features == "cache":
         refuse_foreign_cache(request.output / "features", _cache_identity(prepared))
     if request.restart and checkpoints.exists():
-        shutil.rmtree(checkpoints)
+        for path in checkpoints.iterdir():  # not the folder itself, it holds the lock
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     run = _claim_output(request, prepared, checkpoints)
     length = {"epochs": request.epochs, "max_steps": request.max_steps, "minutes": request.minutes}
     estimate = estimate_run(
@@ -89,7 +91,7 @@ def _plan(request: TrainingRequest, prepared: Prepared, checkpoints: Path, echo:
         num_cached_tokens=cached_tokens(request.output / "features"),
         num_steps=run["num_steps"] if run.get("length") == length else None,
     )
-    run |= {"length": length, "num_steps": estimate.num_steps}
+    run |= {"length": length, "num_steps": estimate.num_steps, "num_evaluations": estimate.num_evaluations}
     write_json(checkpoints / RUN_NAME, run)
     for line in estimate.lines():
         echo(line)
@@ -104,12 +106,20 @@ def _train(trainer: DSparkTrainer, prepared: Prepared, stop: GracefulStop, last:
             prepared.drafter.load_state_dict(load_file(last / "model.safetensors"))
             trainer.state = state
             return
-    bars_were_on = transformers_logging.is_progress_bar_enabled()
+    trainer.stop_evaluating = lambda: stop.was_interrupted
+    bars_were_on, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()  # one for each checkpoint's file
+    transformers_logging.set_verbosity_error()  # a longer run differs in its settings, which is meant
     try:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    except KeyboardInterrupt:  # the second one
+        newest = latest_checkpoint(Path(str(trainer.args.output_dir)))
+        if newest is not None:
+            echo(f"stopped at once; the last whole checkpoint, usable as a drafter, is {newest}")
+        raise
     finally:
         stop.restore()
+        transformers_logging.set_verbosity(verbosity)
         if bars_were_on:
             transformers_logging.enable_progress_bar()
 
@@ -120,6 +130,25 @@ def _refuse_several_processes() -> None:
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and this command trains in one process; for several, use "
             "DSparkTrainer in a script of your own under torchrun or accelerate launch"
         )
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold a lock on the output, and find out at once whether it can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise TrainingDataError(
+            f"another run is training into {folder.parent}; wait for it, stop it, or name another output"
+        ) from error
+    except OSError as error:
+        raise TrainingDataError(f"{folder.parent} cannot be written ({error}); name another output") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -246,7 +275,7 @@ def _make_trainer(
     trainer = DSparkTrainer(
         prepared.drafter,
         prepared.target,
-        _arguments(request, checkpoints, run["num_steps"], prepared.target),
+        _arguments(request, checkpoints, run, prepared.target),
         dataset(prepared.train),
         dataset(prepared.held_out),
         _decode_prompts(prepared.held_out),
@@ -258,8 +287,9 @@ def _make_trainer(
 
 
 def _arguments(
-    request: TrainingRequest, checkpoints: Path, num_steps: int, target: PreTrainedModel
+    request: TrainingRequest, checkpoints: Path, run: dict[str, Any], target: PreTrainedModel
 ) -> DSparkTrainingArguments:
+    num_steps: int = run["num_steps"]
     return DSparkTrainingArguments(
         output_dir=str(checkpoints),
         max_steps=num_steps,
@@ -275,7 +305,7 @@ def _arguments(
         use_cpu=target.device.type == "cpu",
         logging_steps=max(1, min(50, num_steps // 20)),
         eval_strategy="steps",
-        eval_steps=max(1, num_steps // NUM_EVALUATIONS),
+        eval_steps=max(1, num_steps // run["num_evaluations"]),
         save_strategy="steps",
         save_steps=max(1, num_steps // _NUM_SAVES),
         save_total_limit=2,

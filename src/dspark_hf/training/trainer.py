@@ -1,5 +1,6 @@
 """`DSparkTrainer`: transformers' Trainer for a drafter, its frozen target kept outside of everything it saves."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,6 +96,8 @@ class DSparkTrainer(Trainer):
         self._weights = position_weights(model.config.block_size, args.loss_decay or model.config.block_size)
         self._metrics = BlockMetrics(model.config.block_size, args.device)
         self._is_evaluating = False
+        # Asked between the batches and texts of an evaluation; one that was cut short reports nothing.
+        self.stop_evaluating: Callable[[], bool] = lambda: False
         self._step_scale = None
         if feature_rms is not None:
             self._step_scale = (1.0 / feature_rms.to(args.device)).repeat_interleave(model.config.hidden_size)
@@ -271,6 +274,9 @@ class DSparkTrainer(Trainer):
             self._is_evaluating = False
             self._metrics = training_sums
             self._drafter.train(was_training)
+        if self.stop_evaluating():
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {})
+            return {}
         weights = self._settings.loss_weights
         values["loss"] = (
             weights.cross_entropy * values["cross_entropy"]
@@ -287,6 +293,8 @@ class DSparkTrainer(Trainer):
         mine = range(self.args.process_index, len(dataset), self.args.world_size)
         size = self.args.eval_batch_size
         for start in range(0, len(mine), size):
+            if self.stop_evaluating():
+                return
             batch = self._prepare_inputs(collate([dataset[i] for i in mine[start : start + size]]))
             with self.compute_loss_context_manager():
                 self.compute_loss(self._drafter, batch)
@@ -303,6 +311,8 @@ class DSparkTrainer(Trainer):
             with torch.random.fork_rng([device] if device.type == "cuda" else []), record_speculation() as report:
                 torch.manual_seed(self.args.seed)
                 for ids in prompts:
+                    if self.stop_evaluating():
+                        return {}
                     self._target.generate(
                         ids.to(self._target.device),
                         attention_mask=torch.ones_like(ids, device=self._target.device),
