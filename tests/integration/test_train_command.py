@@ -237,7 +237,7 @@ def test_a_second_run_into_the_same_output_is_refused(root, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with (
         FileLock(tmp_path / "checkpoints" / ".lock"),
-        pytest.raises(TrainingDataError, match="another run is training"),
+        pytest.raises(TrainingDataError, match="another run is writing"),
     ):
         train_drafter(request(root, tmp_path))
     train_drafter(request(root, tmp_path, max_steps=1), lambda line: None)

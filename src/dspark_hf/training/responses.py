@@ -20,6 +20,7 @@ from ..errors import TrainingDataError
 from ..prompts import Prompt, encode_prompt
 from .answering import AnswerRequest, answer_requests, answer_seed, stop_token_ids
 from .feature_cache import target_fingerprint
+from .locks import alone_with
 from .response_prompts import load_prompt_dataset
 from .response_settings import ResponseSettings, ResponseSummary
 from .response_writer import ResponseWriter, prompt_hash
@@ -67,7 +68,11 @@ def write_responses(
     output = Path(output).expanduser()
     _require_language_model(target)
     encoded, num_unusable, num_long = _encode(target, tokenizer, prompts, settings)
-    with ResponseWriter(output, _identity(target, settings), _run_facts(target, target_name, settings)) as writer:
+    lock = output.with_name(f".{output.name}.lock")
+    with (
+        alone_with(lock, output),
+        ResponseWriter(output, _identity(target, settings), _run_facts(target, target_name, settings)) as writer,
+    ):
         requests = list(_requests(encoded, settings))
         pending = [request for request in requests if not _is_finished(request, writer.finished, output)]
         num_resumed = len(requests) - len(pending)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -31,6 +30,7 @@ from .feature_cache import (
     target_fingerprint,
 )
 from .initialise import feature_rms
+from .locks import alone_with
 from .outcome import TrainingOutcome, final_metrics, write_drafter, write_report
 from .prepare import Echo, Prepared, prepare
 from .progress import GracefulStop, SpentTime, StopWhenBroken, TauProgress
@@ -61,7 +61,7 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
     """
     _refuse_several_processes()
     checkpoints = request.output / "checkpoints"
-    with _alone_in(checkpoints), _readable_full_disk(request.output):
+    with alone_with(checkpoints / ".lock", request.output), _readable_full_disk(request.output):
         prepared = prepare(request, echo)
         run = _plan(request, prepared, checkpoints, echo)
         cache = _features(request, prepared)
@@ -130,25 +130,6 @@ def _refuse_several_processes() -> None:
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and this command trains in one process; for several, use "
             "DSparkTrainer in a script of your own under torchrun or accelerate launch"
         )
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on the output, and find out at once whether it can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise TrainingDataError(
-            f"another run is training into {folder.parent}; wait for it, stop it, or name another output"
-        ) from error
-    except OSError as error:
-        raise TrainingDataError(f"{folder.parent} cannot be written ({error}); name another output") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

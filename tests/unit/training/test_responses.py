@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from filelock import FileLock
 from tiny import VOCAB, greedy, random_ids, tiny_target
 from transformers import MistralConfig, MistralForCausalLM
 
@@ -506,3 +507,12 @@ def test_data_without_prompts_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(TrainingDataError, match=r'needs datasets: pip install "dspark-hf\[train\]"'):
         load_prompt_dataset(tmp_path / "broken.json")
+
+
+def test_two_runs_into_one_file_are_refused(target, tmp_path):
+    output = tmp_path / "answers.jsonl"
+    prompts = [Prompt("p", ({"role": "user", "content": "ab"},))]
+    with FileLock(tmp_path / ".answers.jsonl.lock"), pytest.raises(TrainingDataError, match="another run is writing"):
+        write_responses(target, LetterTokenizer(), prompts, output, SETTINGS, show_progress=False)
+    assert not output.exists()
+    assert write_responses(target, LetterTokenizer(), prompts, output, SETTINGS, show_progress=False).num_answers == 1
