@@ -23,7 +23,7 @@ from .feature_cache import target_fingerprint
 from .locks import alone_with
 from .response_prompts import load_prompt_dataset
 from .response_settings import ResponseSettings, ResponseSummary
-from .response_writer import ResponseWriter, prompt_hash
+from .response_writer import ResponseWriter, check_output, prompt_hash
 
 __all__ = ["ResponseSettings", "ResponseSummary", "load_prompt_dataset", "write_responses"]
 
@@ -68,6 +68,7 @@ def write_responses(
     output = Path(output).expanduser()
     _require_language_model(target)
     encoded, num_unusable, num_long = _encode(target, tokenizer, prompts, settings)
+    check_output(output)
     lock = output.with_name(f".{output.name}.lock")
     with (
         alone_with(lock, output),

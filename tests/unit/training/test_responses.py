@@ -272,7 +272,7 @@ def test_parquet_is_written_and_extended(target, tmp_path):
     few = [Prompt("2024-01-31", TEXTS[0].messages), *TEXTS[1:4]]  # no date, though Parquet knows dates
     write_responses(target, LetterTokenizer(), few, output, SETTINGS, show_progress=False)
     files = {path.name for path in tmp_path.iterdir()}
-    assert files == {"answers.parquet", "answers.parquet.settings.json"}
+    assert files == {"answers.parquet", "answers.parquet.settings.json", ".answers.parquet.lock"}
     first = {row["id"]: row["response_ids"] for row in parquet_rows(output)}
     assert first.keys() == {prompt.id for prompt in few}
     again = write_responses(target, LetterTokenizer(), [*few, *TEXTS[4:]], output, SETTINGS, show_progress=False)
