@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import OracleDrafter
 
-from dspark_hf import DSparkConfig, DSparkDraftModel, zoo
+from dspark_hf import DSparkConfig, DSparkDraftModel, record_speculation, zoo
 from dspark_hf.prompts import encode_prompt, load_prompts, quickstart_prompts
 
 PROMPTS = Path(__file__).parents[3] / "shared" / "data" / "prompts" / "eval"
@@ -116,3 +116,12 @@ def test_twenty_prompts_agree(target, prompts, plain, untrained, policy):
             num_different += assert_agrees(target, drafter, ids, expected, **policy)[1]
             num_tokens += len(expected) - ids.shape[1]
     assert num_different <= num_tokens / 10_000
+
+
+def test_the_shipped_drafter_saves_forwards_and_changes_nothing(target, prompts, plain):
+    """Two of three forwards at most, and the text of plain generation."""
+    drafter = zoo.load_drafter("smollm2-135m-instruct", dtype=torch.float32)
+    with record_speculation() as report:
+        for prompt_id in list(prompts)[:3]:
+            assert_agrees(target, drafter, prompts[prompt_id], plain(prompt_id))
+    assert report.tau > 1.5
