@@ -30,6 +30,9 @@ HEADS = {
 }
 
 
+MAX_ANCHORS = 4
+
+
 @functools.cache
 def target():
     return tiny_target(num_layers=3)
@@ -65,7 +68,6 @@ def answers(count=20):
 def arguments(folder, **overrides):
     settings = {
         "output_dir": str(folder),
-        "max_anchors": 4,
         "max_steps": 5,
         "learning_rate": 1e-3,
         "per_device_train_batch_size": 4,
@@ -83,7 +85,7 @@ def arguments(folder, **overrides):
 
 def trainer(folder, model=None, *, cache=None, sequences=None, decode_prompts=None, callbacks=None, **overrides):
     args = arguments(folder, **overrides)
-    dataset = AnchorDataset(sequences or answers(), max_anchors=args.max_anchors, seed=0, cache=cache)
+    dataset = AnchorDataset(sequences or answers(), max_anchors=MAX_ANCHORS, seed=0, cache=cache)
     made = DSparkTrainer(
         model or drafter(), target(), args, dataset, dataset, decode_prompts=decode_prompts, callbacks=callbacks
     )

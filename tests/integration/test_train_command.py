@@ -202,6 +202,16 @@ def test_restart_looks_at_the_features_before_it_deletes(root, tmp_path):
     assert latest_checkpoint(tmp_path / "out" / "checkpoints") is not None
 
 
+def test_restart_forgets_the_checkpoints_and_keeps_its_lock(root, tmp_path):
+    train_drafter(request(root, tmp_path / "out", max_steps=3), lambda line: None)
+    lines = []
+    changes = {"max_steps": 2, "learning_rate": 1e-3, "restart": True}
+    outcome = train_drafter(request(root, tmp_path / "out", **changes), lines.append)
+    assert outcome.num_steps == 2 and not any("going on" in line for line in lines)
+    names = {path.name for path in (tmp_path / "out" / "checkpoints").iterdir()}
+    assert names == {"checkpoint-1", "checkpoint-2", "run.json", ".lock"}
+
+
 def test_a_failing_last_evaluation_loses_no_drafter(root, tmp_path, monkeypatch):
     def fails(trainer):
         raise MemoryError

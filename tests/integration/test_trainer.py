@@ -446,7 +446,7 @@ def test_decoding_warns_of_nothing(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_anchors", 0), ("loss_decay", 0.0), ("loss_decay", -1.0), ("head_learning_rate_multiplier", 0.0),
+        ("loss_decay", 0.0), ("loss_decay", -1.0), ("head_learning_rate_multiplier", 0.0),
         ("curriculum_fraction", -0.1), ("curriculum_fraction", 1.1), ("num_decode_prompts", -1),
         ("decode_new_tokens", 0), ("cross_entropy_weight", -0.1), ("total_variation_weight", -1.0),
         ("confidence_weight", -1.0), ("loss_decay", float("nan")), ("confidence_weight", float("nan")),

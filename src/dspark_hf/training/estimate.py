@@ -51,7 +51,7 @@ class Estimate:
         """For people."""
         return [
             f"estimate: {self.num_steps} steps of {self.num_anchors_per_step} blocks at {self.step_s:.2f} s: "
-            f"{_duration(self.num_steps * self.step_s)}, evaluated {self.num_evaluations} times "
+            f"{_duration(self.num_steps * self.step_s)}, evaluations ({self.num_evaluations}) "
             f"{_duration(self.num_evaluations * self.evaluation_s)}, target features {_duration(self.features_s)}",
             f"estimate: {self.memory_bytes / 1e9:.1f} GB of memory, {self.disk_bytes / 1e9:.1f} GB of disk",
         ]

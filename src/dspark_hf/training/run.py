@@ -42,6 +42,7 @@ from .trainer import DSparkTrainer
 logger = logging.getLogger(__name__)
 
 RUN_NAME = "run.json"
+LOCK_NAME = ".lock"
 _NUM_SAVES = 20
 _FULL_DISK_SIGNS = ("No space left", "os error 28")
 
@@ -61,7 +62,11 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
     """
     _refuse_several_processes()
     checkpoints = request.output / "checkpoints"
-    with alone_with(checkpoints / ".lock", request.output), _readable_full_disk(request.output):
+    with (
+        alone_with(checkpoints / LOCK_NAME, request.output),
+        _readable_full_disk(request.output),
+        _quiet_transformers(),
+    ):
         prepared = prepare(request, echo)
         run = _plan(request, prepared, checkpoints, echo)
         cache = _features(request, prepared)
@@ -81,8 +86,11 @@ def _plan(request: TrainingRequest, prepared: Prepared, checkpoints: Path, echo:
     if request.features == "cache":
         refuse_foreign_cache(request.output / "features", _cache_identity(prepared))
     if request.restart and checkpoints.exists():
-        for path in checkpoints.iterdir():  # not the folder itself, it holds the lock
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in checkpoints.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK_NAME:
+                path.unlink()
     run = _claim_output(request, prepared, checkpoints)
     length = {"epochs": request.epochs, "max_steps": request.max_steps, "minutes": request.minutes}
     estimate = estimate_run(
@@ -107,9 +115,6 @@ def _train(trainer: DSparkTrainer, prepared: Prepared, stop: GracefulStop, last:
             trainer.state = state
             return
     trainer.stop_evaluating = lambda: stop.was_interrupted
-    bars_were_on, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()  # one for each checkpoint's file
-    transformers_logging.set_verbosity_error()  # a longer run differs in its settings, which is meant
     try:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     except KeyboardInterrupt:  # the second one
@@ -119,9 +124,6 @@ def _train(trainer: DSparkTrainer, prepared: Prepared, stop: GracefulStop, last:
         raise
     finally:
         stop.restore()
-        transformers_logging.set_verbosity(verbosity)
-        if bars_were_on:
-            transformers_logging.enable_progress_bar()
 
 
 def _refuse_several_processes() -> None:
@@ -130,6 +132,20 @@ def _refuse_several_processes() -> None:
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and this command trains in one process; for several, use "
             "DSparkTrainer in a script of your own under torchrun or accelerate launch"
         )
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No bar for each file that is read or written, no remark that a longer run has other settings."""
+    bars_were_on, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars_were_on:
+            transformers_logging.enable_progress_bar()
 
 
 @contextmanager
