@@ -195,7 +195,7 @@ train() {
   OUT=$(realpath "$2")
   LIMIT_S=${LIMIT_S:-530} INSTALL_S=${INSTALL_S:-90} ANSWERS_S=${ANSWERS_S:-100} EVALUATE_S=${EVALUATE_S:-60}
   GRACE_S=${GRACE_S:-30} FINISH_S=${FINISH_S:-15}
-  WORK=$STORE/work LOG=$STORE/work/run.log CHILDREN=()
+  WORK=$STORE/run LOG=$STORE/run/run.log CHILDREN=()
   [ ! -e "$WORK" ] || die "$WORK is there from an earlier run; remove it to start over"
   mkdir -p "$WORK"
   trap write_results EXIT
@@ -260,7 +260,7 @@ least() { echo $(($1 < $2 ? $1 : $2)); }
 
 # Phase 1, in a process of its own so that it has a limit too: from pieces to an environment and the target's weights.
 install() {
-  local store=$1 work=$1/work pieces count packages number
+  local store=$1 work=$1/run pieces count packages number
   pieces=("$store"/store.tar.1-of-*)
   count=${pieces[0]##*-of-}
   { [ "${#pieces[@]}" = 1 ] && [ -f "${pieces[0]}" ]; } || die "$store does not hold part 1 of one packing"

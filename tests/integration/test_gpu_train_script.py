@@ -53,7 +53,7 @@ def functions(tmp_path):
 @pytest.fixture
 def trained(tmp_path):
     """What a run of `train` has in its folders when it ends."""
-    work = tmp_path / "store/work"
+    work = tmp_path / "store/run"
     (work / "drafter").mkdir(parents=True)
     (work / "drafter/config.json").write_text("{}")
     (work / "drafter/training_report.json").write_text("{}")

@@ -260,7 +260,7 @@ def processes(tmp_path_factory):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path])}
     program = [sys.executable, str(here / "training_process.py"), str(folder)]
     with (folder / "errors.txt").open("w") as log:
-        # A session of its own, so that its ranks go with it.
+        # A process group of its own, so that its ranks go with it.
         started = subprocess.Popen(program, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             status = started.wait(timeout=540)
