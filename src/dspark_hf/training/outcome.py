@@ -42,6 +42,17 @@ class TrainingOutcome:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class CompletedSteps:
+    """A run up to now: what was asked for, with what, how far it came, and the seconds it took over all its parts."""
+
+    request: TrainingRequest
+    prepared: Prepared
+    trainer: DSparkTrainer
+    spent_s: float
+    is_finished: bool
+
+
 def final_metrics(trainer: DSparkTrainer) -> dict[str, float]:
     """The evaluation of the last step, made now unless it was made then."""
     last = trainer.state.log_history[-2:]  # the last step may have been evaluated; the run's own summary follows it
@@ -50,72 +61,49 @@ def final_metrics(trainer: DSparkTrainer) -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith("eval_")}
 
 
-def write_drafter(
-    request: TrainingRequest,
-    prepared: Prepared,
-    trainer: DSparkTrainer,
-    spent_s: float,
-    metrics: dict[str, float],
-    *,
-    is_finished: bool,
-) -> None:
+def write_drafter(run: CompletedSteps) -> None:
     """Put drafter, report and curves into the output folder, each file whole or not at all."""
+    request, drafter = run.request, run.prepared.drafter
     for left_over in request.output.glob(f"{_PARTIAL_PREFIX}*"):  # of a run that was killed here
         shutil.rmtree(left_over, ignore_errors=True)
     dtype = getattr(torch, request.dtype)
     with tempfile.TemporaryDirectory(dir=request.output, prefix=_PARTIAL_PREFIX) as name:
         temporary = Path(name)
-        weights = prepared.drafter.state_dict()
+        weights = drafter.state_dict()
         state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
-        prepared.drafter.save_pretrained(temporary, state_dict=state)
+        drafter.save_pretrained(temporary, state_dict=state)
         config = json.loads((temporary / "config.json").read_text())
         config.pop("use_cache", None)  # Trainer's
         write_json(temporary / "config.json", config | {"dtype": request.dtype})
         # config.json last: a folder without it is no drafter.
         for path in sorted(temporary.iterdir(), key=lambda p: p.name == "config.json"):
             os.replace(path, request.output / path.name)
-    write_report(request, prepared, trainer, spent_s, metrics, is_finished=is_finished)
+    write_report(run, {})
 
 
-def write_report(
-    request: TrainingRequest,
-    prepared: Prepared,
-    trainer: DSparkTrainer,
-    spent_s: float,
-    metrics: dict[str, float],
-    *,
-    is_finished: bool,
-) -> None:
+def write_report(run: CompletedSteps, metrics: dict[str, float]) -> None:
     """Write report and curves; the drafter is there already."""
-    report = _report(request, prepared, trainer, spent_s, metrics, is_finished=is_finished)
-    write_json(request.output / REPORT_NAME, report)
-    plot_curves(trainer.state.log_history, request.output / "curves.png")
+    write_json(run.request.output / REPORT_NAME, _report(run, metrics))
+    plot_curves(run.trainer.state.log_history, run.request.output / "curves.png")
 
 
-def _report(
-    request: TrainingRequest,
-    prepared: Prepared,
-    trainer: DSparkTrainer,
-    spent_s: float,
-    metrics: dict[str, float],
-    *,
-    is_finished: bool,
-) -> dict[str, Any]:
+def _report(run: CompletedSteps, metrics: dict[str, float]) -> dict[str, Any]:
     """Everything that a reader needs to judge or repeat the run."""
+    request, prepared, trainer = run.request, run.prepared, run.trainer
     dtype = getattr(torch, request.dtype)
     return {
         "provenance": asdict(
             collect_provenance(prepared.target.device, dtype, seed=request.seed, n=len(prepared.train))
         ),
-        "is_finished": is_finished,
+        "is_finished": run.is_finished,
         "target": request.target,
         "target_fingerprint": target_fingerprint(prepared.target),
         "data_sha256": data_digest(prepared.sequences, with_prompt_ids=True),
         "num_steps": trainer.state.global_step,
         "num_epochs": trainer.state.epoch,
         "num_anchors": round((trainer.state.epoch or 0) * _anchors_per_epoch(request, prepared.train)),
-        "spent_s": spent_s,
-        "device_hours": spent_s * trainer.args.world_size / 3600,
+        "spent_s": run.spent_s,
+        "device_hours": run.spent_s * trainer.args.world_size / 3600,
         "cpu_threads": torch.get_num_threads() if trainer.args.device.type == "cpu" else None,
         "settings": request.must_not_change(),
         "metrics": metrics,

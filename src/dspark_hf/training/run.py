@@ -31,7 +31,7 @@ from .feature_cache import (
 )
 from .initialise import feature_rms
 from .locks import alone_with
-from .outcome import TrainingOutcome, final_metrics, write_drafter, write_report
+from .outcome import CompletedSteps, TrainingOutcome, final_metrics, write_drafter, write_report
 from .prepare import Echo, Prepared, prepare
 from .progress import GracefulStop, SpentTime, StopWhenBroken, TauProgress
 from .recipe import TrainingRequest, peak_learning_rate
@@ -73,11 +73,11 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
         trainer, stop, spent = _make_trainer(request, prepared, cache, checkpoints, run)
         _train(trainer, prepared, stop, latest_checkpoint(checkpoints), echo)
         is_finished = trainer.state.global_step >= run["num_steps"]
-        # Before the last evaluation, which may fail or be interrupted.
-        write_drafter(request, prepared, trainer, spent.spent_s, {}, is_finished=is_finished)
+        completed = CompletedSteps(request, prepared, trainer, spent.spent_s, is_finished)
+        write_drafter(completed)  # before the last evaluation, which may fail or be interrupted
         metrics = final_metrics(trainer) if is_finished else {}
         if metrics:
-            write_report(request, prepared, trainer, spent.spent_s, metrics, is_finished=is_finished)
+            write_report(completed, metrics)
     return TrainingOutcome(request.output, is_finished, trainer.state.global_step, spent.spent_s, metrics)
 
 
