@@ -108,7 +108,7 @@ def draw_rounds(pair, prompt, processors, rows, drop_token=None):
     ).last_hidden_state.expand(rows, -1, -1)
     base = drafter.base_logits(hidden[:1], target.get_output_embeddings()).expand(rows, -1, -1)
     prefix = prompt.expand(rows, -1)
-    block = draft_stage.draft_block(drafter, hidden, base, prefix, processor, do_sample=True)
+    block = draft_stage.draft_block(drafter, hidden, base, prefix, processor, draft_ids=None, do_sample=True)
     lengths = schedule(FullPolicy(), block, Confidence(None, None))
     if drop_token is not None:
         lengths[block.tokens[:, 0] == drop_token] = 0

@@ -59,6 +59,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._embedding = target.get_input_embeddings()
         target_head = target.get_output_embeddings()
         self._head = drafter.borrow_head(target_head)
+        self._draft_ids = drafter.draft_token_ids
         self._target_device = target.device
         self._head_device, self._head_dtype = _where_it_computes(target_head, target)
         self._max_length: int = generation_config.max_length
@@ -112,6 +113,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             self._drafter.base_logits(hidden.to(self._head_device, self._head_dtype), self._head),
             ids,
             self.processor,
+            draft_ids=self._draft_ids,
             do_sample=self._do_sample,
         )
         confidence = calibrate(block.confidence_logits)

@@ -17,6 +17,7 @@ def draft_block(
     prefix_ids: Tensor,
     processor: ScoreProcessor,
     *,
+    draft_ids: Tensor | None,
     do_sample: bool,
 ) -> DraftBlock:
     """Turn the backbone's parallel output into tokens: `p_k = softmax(U_k + B_k(x_<k))` (Eq. 4), left to right.
@@ -30,13 +31,13 @@ def draft_block(
         base_logits: `U_k`, float32 `[rows, slots, draft vocabulary]`.
         prefix_ids: int64 `[rows, length]`, committed tokens; the last one is the anchor `x_0`.
         processor: The processors of this generate() call.
+        draft_ids: The drafter's `draft_token_ids`, on its device.
         do_sample: False: take the best token of each slot's processed scores.
     """
     rows, num_slots, _ = base_logits.shape
     device = prefix_ids.device  # of everything that acceptance will see; the drafter may be elsewhere
     uniforms = draw_uniforms(num_slots, rows, device=device) if do_sample else None
     head = drafter.markov_head
-    draft_ids = drafter.draft_token_ids
     state = head.start(rows) if head is not None else None
     previous = prefix_ids[:, -1]
     slots: list[_Slot] = []

@@ -48,7 +48,8 @@ class DSparkTrainer(Trainer):
         **kwargs: As for `Trainer`.
 
     Raises:
-        TrainingDataError: the target's output head is not a plain linear layer, or the target is elsewhere.
+        TrainingDataError: the target's output head is not a plain linear layer, the target is elsewhere, or a setting
+            cannot be used.
         IncompatibleTargetError: drafter and target do not belong together.
     """
 
@@ -69,6 +70,11 @@ class DSparkTrainer(Trainer):
         if target.device.type != args.device.type:
             raise TrainingDataError(
                 f"the target is on {target.device} and training runs on {args.device}; move the target there first"
+            )
+        if args.fp16:
+            raise TrainingDataError(
+                "fp16 is True, and the loss's gradients, made beside the loss and before any scaling, would underflow "
+                "in float16; use bf16=True or float32"
             )
         if model.config.attention_dropout > 0:
             raise TrainingDataError(
@@ -91,7 +97,7 @@ class DSparkTrainer(Trainer):
         # Not a part of the drafter: no checkpoint or state dict ever finds the target.
         self._target: Any = target.requires_grad_(False)
         self._reader = TargetReader(target, model.config)
-        self._product_dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
+        self._product_dtype = torch.bfloat16 if args.bf16 else model.dtype
         self._head = HeadRows.of(target, model, self._product_dtype)
         self._weights = position_weights(model.config.block_size, args.loss_decay or model.config.block_size)
         self._metrics = BlockMetrics(model.config.block_size, args.device)
