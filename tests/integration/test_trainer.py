@@ -30,6 +30,7 @@ from dspark_hf.training.feature_cache import build_feature_cache
 from dspark_hf.training.features import TargetReader
 from dspark_hf.training.losses import reference_losses
 from dspark_hf.training.records import TrainingSequence
+from dspark_hf.training.trainer import DSparkTrainer
 
 # -- the loss against a slow reference ------------------------------------------------------------------------------
 
@@ -486,3 +487,10 @@ def test_a_checkpoint_loads_as_a_drafter(tmp_path):
     again = DSparkDraftModel.from_pretrained(tmp_path / "checkpoint-2")
     assert torch.equal(again.draft_token_ids, made._drafter.draft_token_ids)
     assert_same_weights(again.state_dict(), tt.trained_weights(made), atol=0)
+
+
+def test_float16_is_refused(tmp_path):
+    args = tt.arguments(tmp_path)
+    args.fp16 = True
+    with pytest.raises(TrainingDataError, match="fp16 is True.*bf16=True or float32"):
+        DSparkTrainer(tt.drafter(), tt.target(), args)
