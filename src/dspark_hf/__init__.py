@@ -13,23 +13,27 @@ Importing this package installs the route (`decoding/route.py`). The pipeline, a
 import importlib
 import typing
 
-from transformers import AutoConfig, AutoModel
-
+from . import _compat
 from ._version import __version__
-from .configuration_dspark import DSparkConfig
-from .decoding.candidate_generator import DSparkCandidateGenerator
-from .decoding.report import SpeculationReport, record_speculation
-from .decoding.route import install, uninstall
-from .errors import (
-    CheckpointFormatError,
-    DSparkConfigError,
-    DSparkError,
-    IncompatibleTargetError,
-    TrainingDataError,
-    UnsupportedGenerationError,
-    UnsupportedTransformersError,
-)
-from .modeling_dspark import DSparkDraftModel
+
+_compat.check_version()
+with _compat.naming_the_version():
+    from transformers import AutoConfig, AutoModel
+
+    from .configuration_dspark import DSparkConfig
+    from .decoding.candidate_generator import DSparkCandidateGenerator
+    from .decoding.report import SpeculationReport, record_speculation
+    from .decoding.route import install, uninstall
+    from .errors import (
+        CheckpointFormatError,
+        DSparkConfigError,
+        DSparkError,
+        IncompatibleTargetError,
+        TrainingDataError,
+        UnsupportedGenerationError,
+        UnsupportedTransformersError,
+    )
+    from .modeling_dspark import DSparkDraftModel
 
 if typing.TYPE_CHECKING:
     from .training.recipe import TrainingRequest

@@ -204,9 +204,21 @@ class DSparkDraftModel(PreTrainedModel):
         offsets: Tensor | None = getattr(self, "d2t", None)
         return None if offsets is None else token_ids_of(offsets)
 
-    def borrow_head(self, target_head: nn.Module) -> Callable[[Tensor], Tensor]:
-        """What [`base_logits`] takes: the target's head, or its rows for a reduced draft vocabulary."""
+    def draftable_ids(self, vocab_size: int) -> Tensor | None:
+        """Tokens that can be drafted for a target of `vocab_size` tokens, as [`draft_token_ids`]; None: all of them.
+
+        The target's vocabulary may have been resized or padded since the drafter was made. What both have in common
+        is a prefix of the drafter's draft vocabulary.
+        """
         ids = self.draft_token_ids
+        if ids is None:
+            ours = self.config.vocab_size
+            return None if vocab_size <= ours else torch.arange(ours, device=self.device)
+        return ids if vocab_size >= self.config.vocab_size else ids[ids < vocab_size]
+
+    def borrow_head(self, target_head: nn.Module, vocab_size: int) -> Callable[[Tensor], Tensor]:
+        """What [`base_logits`] takes: the head of a target of `vocab_size` tokens, or its rows for those drafted."""
+        ids = self.draftable_ids(vocab_size)
         return target_head if ids is None else DraftVocabHead(target_head, ids)
 
     def base_logits(self, hidden: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
@@ -215,7 +227,7 @@ class DSparkDraftModel(PreTrainedModel):
         `target_head` comes from [`borrow_head`], `hidden` in the dtype and on the device that it computes in.
 
         Returns:
-            float32 `[rows, T, draft vocabulary]` on the drafter's device.
+            float32 `[rows, T, draftable tokens]` on the drafter's device.
         """
         return treat_logits(target_head(hidden).to(device=self.device), self.config)
 

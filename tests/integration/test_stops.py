@@ -4,9 +4,12 @@ import pytest
 import torch
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
+
+from dspark_hf.decoding import loop
+from dspark_hf.decoding.candidate_generator import DSparkCandidateGenerator
 
 PROMPT = 5
 # Seeds whose greedy texts use a new token at every place of a block.
@@ -180,3 +183,127 @@ def test_untrained_drafter_with_stops(setup):
                 assistant_model=drafter,
             )
             assert torch.equal(got, expected)
+
+
+# -- what comes back ----------------------------------------------------------------------------------------------
+
+
+def test_only_what_was_asked_for_comes_back_and_keeps_no_block_alive(setup):
+    target, ids, whole, drafter = setup
+    asked = ("scores", "logits", "hidden_states")
+    for name in ("nothing", *asked):
+        options = {} if name == "nothing" else {f"output_{name}": True}
+        output = greedy(
+            target, ids, max_new_tokens=12, assistant_model=drafter, return_dict_in_generate=True, **options
+        )
+        assert [other for other in asked if getattr(output, other) is not None] == [name] * (name != "nothing")
+        steps = [] if name == "nothing" else getattr(output, name)[1:]  # the first holds the prompt
+        for tensor in (t for step in steps for t in ((step,) if isinstance(step, torch.Tensor) else step)):
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def sliding_target():
+    config = Gemma3TextConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=8, max_position_embeddings=256, initializer_range=0.2,
+        layer_types=["sliding_attention", "full_attention"], pad_token_id=0, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Gemma3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["sliding", "static"])
+def test_attentions_have_the_keys_that_plain_generation_sees(kind):
+    target = sliding_target() if kind == "sliding" else tiny_target(num_layers=2)
+    target.set_attn_implementation("eager")
+    ids = random_ids(PROMPT)
+    whole = greedy(target, ids, max_new_tokens=24)[0]
+    common = {"max_new_tokens": 14, "return_dict_in_generate": True, "output_attentions": True}
+    if kind == "static":
+        common["cache_implementation"] = "static"
+    expected = greedy(target, ids, **common).attentions
+    drafter = OracleDrafter.for_target(target, whole, hit_rate=1.0, target_layer_ids=[0])
+    got = greedy(target, ids, assistant_model=drafter, **common).attentions
+    assert len(got) == len(expected) == 14
+    for mine, theirs in zip(got, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+# -- sampling: what acceptance is given -----------------------------------------------------------------------------
+
+
+def test_sampling_from_the_best_token_only_is_greedy():
+    target, ids = tiny_target(), random_ids(PROMPT)
+    expected = greedy(target, ids, max_new_tokens=24)
+    for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, expected[0])):
+        got = target.generate(ids, do_sample=True, top_k=1, max_new_tokens=24, assistant_model=drafter)
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("policy", [{}, {"verification_policy": "threshold", "assistant_confidence_threshold": 0.2}])
+def test_acceptance_gets_the_processed_laws_and_fresh_numbers(monkeypatch, policy):
+    """Every round of a sampled generation, against the target's law of the text so far and the draft laws as drawn."""
+    target, ids = tiny_target(seed=4), random_ids(PROMPT)
+    drafter = tiny_drafter(target, initializer_range=0.1)
+    proposals, calls = [], []
+    propose, accept = DSparkCandidateGenerator.propose, loop.accept_sampled
+
+    def spy_propose(self, text):
+        proposals.append((text.clone(), propose(self, text)))
+        return proposals[-1][1]
+
+    def spy_accept(*args):
+        calls.append(args)
+        return accept(*args)
+
+    monkeypatch.setattr(DSparkCandidateGenerator, "propose", spy_propose)
+    monkeypatch.setattr(loop, "accept_sampled", spy_accept)
+    torch.manual_seed(0)
+    options = {"temperature": 3.0, "top_k": 30, "repetition_penalty": 1.4}
+    target.generate(ids, do_sample=True, max_new_tokens=30, assistant_model=drafter, **options, **policy)
+    calls = calls[1:]  # the first is the prompt's
+    assert len(calls) == len(proposals) > 5
+    numbers = []
+    for (text, proposal), (drafts, draft_probs, target_probs, lengths, uniforms, last) in zip(
+        proposals, calls, strict=True
+    ):
+        numbers += [uniforms.flatten(), last]
+        if proposal is None:
+            continue
+        width = int(proposal.lengths)
+        assert lengths.tolist() == [width] == [drafts.shape[1]]
+        assert torch.equal(drafts, proposal.block.tokens[:, :width])
+        assert torch.equal(draft_probs[:, :width], proposal.block.draft_probs[:, :width])
+        logits = target(torch.cat([text, drafts], dim=1)).logits[0, -width - 1 :].float()
+        for k in range(width + 1):
+            expected = law_by_hand(logits[k], torch.cat([text[0], drafts[0, :k]]), **options)
+            torch.testing.assert_close(target_probs[0, k], expected, atol=1e-5, rtol=1e-3)
+    numbers = torch.cat(numbers)
+    assert len(numbers.unique()) == len(numbers), "no number is used twice"
+    assert 0 < numbers.min() < 0.3 < 0.7 < numbers.max() < 1
+
+
+def law_by_hand(logits, text, *, temperature, top_k, repetition_penalty):
+    """The target's law after `text`, written out."""
+    scores = logits.clone()
+    for token in set(text.tolist()):
+        scores[token] *= repetition_penalty if scores[token] < 0 else 1 / repetition_penalty
+    scores = scores / temperature
+    scores[scores < scores.sort(descending=True).values[top_k - 1]] = -torch.inf
+    return scores.softmax(-1)
+
+
+def test_a_forbidden_position_is_named():
+    target, ids = tiny_target(), random_ids(PROMPT)
+    whole = greedy(target, ids, max_new_tokens=24)[0]
+
+    def forbids_all_at_11(text, scores):
+        return torch.full_like(scores, -torch.inf) if text.shape[1] == 11 else scores
+
+    drafter = OracleDrafter.for_target(target, whole, hit_rate=1.0)
+    with pytest.raises(RuntimeError, match="probability tensor at position 11 contains"):
+        target.generate(
+            ids, do_sample=True, top_k=1, max_new_tokens=24, logits_processor=[forbids_all_at_11],
+            assistant_model=drafter,
+        )  # fmt: skip

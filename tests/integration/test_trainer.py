@@ -71,7 +71,7 @@ def block_terms(drafter, ids, mask, anchor, size):
         context_position_ids=torch.arange(anchor)[None] if anchor else None,
         cache=DraftContextCache(config.num_hidden_layers),
     ).last_hidden_state
-    base = drafter.base_logits(hidden, drafter.borrow_head(target.get_output_embeddings()))
+    base = drafter.base_logits(hidden, drafter.borrow_head(target.get_output_embeddings(), config.vocab_size))
     head = drafter.markov_head
     state = None if head is None else head.start(1)
     terms = []

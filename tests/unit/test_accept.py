@@ -67,6 +67,18 @@ def test_one_hot_draft_law_given_or_implied():
         assert total_variation(got, expected) < 1e-12
 
 
+def test_the_rejected_one_hot_draft_is_not_drawn_again():
+    """Three slots that draft 0, 1 and 2; the target is undecided, so that only the rejected token is ruled out."""
+    target_probs = torch.full((3, 4, 3), 1 / 3, dtype=torch.float64)
+    uniforms = table([[0.9, 0, 0], [0, 0.9, 0], [0, 0, 0.9]])
+    for point in (0.01, 0.3, 0.6, 0.99):
+        num_accepted, next_token = accept(
+            torch.tensor([[0, 1, 2]] * 3), None, target_probs, torch.full((3,), 3), uniforms, table([point] * 3)
+        )
+        assert num_accepted.tolist() == [0, 1, 2]
+        assert next_token.tolist() == ([1, 0, 0] if point < 0.5 else [2, 2, 1])
+
+
 def test_identical_laws_accept_everything():
     laws = random_laws(3, 2, 3)
     accepted = []
@@ -155,6 +167,7 @@ def test_greedy_keeps_the_run_of_matches_up_to_each_length():
     acceptance = accept_greedy(drafts, choices, torch.tensor([3, 1, 3, 0]))
     assert acceptance.num_accepted.tolist() == [3, 1, 1, 0]
     assert acceptance.next_token.tolist() == [7, 5, 5, 4]
+    assert acceptance.is_valid.all()
 
 
 def test_greedy_without_drafts():
@@ -185,6 +198,45 @@ def test_rows_equal_their_solo_runs():
 def test_accepted_lengths_ignores_slots_behind_the_length():
     stands = torch.tensor([[True, True, False], [True, True, True]])
     assert accepted_lengths(stands, torch.tensor([3, 2])).tolist() == [2, 2]
+
+
+def accept_one(draft_law, target_law, uniform, *, token, point=0.5):
+    """One draft of one row; the law after it is the target's again."""
+    return accept_sampled(
+        torch.tensor([[token]]), None if draft_law is None else table(draft_law)[None, None],
+        table(target_law).expand(1, 2, -1), torch.tensor([1]), table([[uniform]]), table([point]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("draft_law", [[0.5, 0.5], None])
+def test_an_impossible_draft_is_rejected_whatever_the_uniform(draft_law):
+    for uniform in (0.0, 0.5):
+        acceptance = accept_one(draft_law, [1.0, 0.0], uniform, token=1)
+        assert (int(acceptance.num_accepted), int(acceptance.next_token)) == (0, 0)
+
+
+def test_a_rejection_by_rounding_falls_back_to_the_target_law():
+    above = 0.5 + 2**-40  # the draft's law sums to a little more, and nothing is left of the target's
+    for point, token in ((0.2, 0), (0.7, 1)):
+        acceptance = accept_one([0.5, above], [0.5, 0.5], 1 - 2**-53, token=1, point=point)
+        assert (int(acceptance.num_accepted), int(acceptance.next_token)) == (0, token)
+        assert acceptance.is_valid.all()
+
+
+def test_a_target_law_without_mass_or_with_nan_is_not_valid():
+    for target_law in ([0.0, 0.0], [float("nan"), 1.0]):
+        assert not accept_one([0.5, 0.5], target_law, 0.5, token=1).is_valid
+    assert accept_one([0.5, 0.5], [0.5, 0.5], 0.5, token=1).is_valid
+
+
+def test_sampling_without_drafts_inverts_the_target_law():
+    empty = torch.empty(2, 0, dtype=torch.long)
+    target_probs = table([[[0.25, 0.75]], [[0.75, 0.25]]])
+    for draft_probs in (None, torch.empty(2, 0, 2, dtype=torch.float64)):
+        num_accepted, next_token = accept(
+            empty, draft_probs, target_probs, torch.tensor([0, 0]), torch.empty(2, 0), table([0.5, 0.5])
+        )
+        assert (num_accepted.tolist(), next_token.tolist()) == ([0, 0], [1, 0])
 
 
 def test_v2_acceptance_and_residual():

@@ -47,6 +47,24 @@ def test_nothing_is_verified_from_the_first_broken_slot_on():
     assert lengths.tolist() == [3, 0, 2]
 
 
+def test_the_shorter_of_policy_and_usable_slots_counts():
+    values = confidence([[0.9, 0.5, 0.4], [0.9, 0.9, 0.9], [0.1, 0.9, 0.9]])
+    assert schedule(ThresholdPolicy(0.5), block(3, 3, [3, 1, 2]), values).tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), "0.5"])
+def test_a_threshold_is_a_probability(threshold):
+    with pytest.raises(UnsupportedGenerationError, match="must be a probability"):
+        ThresholdPolicy(threshold)
+
+
+def test_rows_do_not_look_at_each_other():
+    values = torch.rand(50, 4, generator=torch.Generator().manual_seed(1))
+    together = ThresholdPolicy(0.4).lengths(Confidence(values, values.cumprod(-1)), 50, 4, CPU)
+    alone = [ThresholdPolicy(0.4).lengths(Confidence(v, v.cumprod(-1)), 1, 4, CPU) for v in values.split(1)]
+    assert torch.equal(together, torch.cat(alone))
+
+
 @pytest.mark.parametrize("policy", [FullPolicy(), ThresholdPolicy(0.4)], ids=lambda p: p.name)
 def test_a_decision_about_a_slot_ignores_later_slots(policy):
     values = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.utils import ModelOutput
 
-from .._compat import TargetModel
+from .._compat import TargetModel, let_record_outputs
 from ..errors import IncompatibleTargetError
 from ..model.context_cache import DraftContextCache
 from ..modeling_dspark import DSparkDraftModel
@@ -55,13 +55,16 @@ class DSparkCandidateGenerator(CandidateGenerator):
         model_kwargs: dict[str, Any],
     ) -> None:
         config = drafter.config
+        let_record_outputs(target)
         self._drafter = drafter
         self._embedding = target.get_input_embeddings()
         target_head = target.get_output_embeddings()
-        self._head = drafter.borrow_head(target_head)
-        self._draft_ids = drafter.draft_token_ids
-        self._target_device = target.device
-        self._head_device, self._head_dtype = _where_it_computes(target_head, target)
+        self._vocab_size: int = target.config.get_text_config(decoder=True).vocab_size
+        self._head = drafter.borrow_head(target_head, self._vocab_size)
+        self._draft_ids = drafter.draftable_ids(self._vocab_size)
+        # An offloaded target has no device; the hooks of its modules fetch their input from anywhere.
+        self._target_device = target.device if target.device.type != "meta" else drafter.device
+        self._head_device, self._head_dtype = _where_it_computes(target_head, self._target_device, target.dtype)
         self._max_length: int = generation_config.max_length
         self._do_sample = bool(generation_config.do_sample)
         self.processor = ScoreProcessor(logits_processor)
@@ -115,6 +118,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             self.processor,
             draft_ids=self._draft_ids,
             do_sample=self._do_sample,
+            vocab_size=self._vocab_size,
         )
         confidence = calibrate(block.confidence_logits)
         return Proposal(block, confidence, schedule(self._settings.policy, block, confidence))
@@ -207,9 +211,11 @@ class DSparkCandidateGenerator(CandidateGenerator):
         """Nothing to adapt: policies decide per round."""
 
 
-def _where_it_computes(head: torch.nn.Module, target: TargetModel) -> tuple[torch.device, torch.dtype]:
+def _where_it_computes(
+    head: torch.nn.Module, target_device: torch.device, target_dtype: torch.dtype
+) -> tuple[torch.device, torch.dtype]:
     """Device and dtype that the head takes its input in; a quantised or offloaded one those of the target."""
     weight = getattr(head, "weight", None)
     if isinstance(weight, Tensor) and weight.dtype in _PLAIN_DTYPES and weight.device.type != "meta":
         return weight.device, weight.dtype
-    return target.device, target.dtype
+    return target_device, target_dtype

@@ -19,6 +19,7 @@ def draft_block(
     *,
     draft_ids: Tensor | None,
     do_sample: bool,
+    vocab_size: int | None = None,
 ) -> DraftBlock:
     """Turn the backbone's parallel output into tokens: `p_k = softmax(U_k + B_k(x_<k))` (Eq. 4), left to right.
 
@@ -28,11 +29,12 @@ def draft_block(
 
     Args:
         hidden: `h_k`, `[rows, slots, hidden]`.
-        base_logits: `U_k`, float32 `[rows, slots, draft vocabulary]`.
+        base_logits: `U_k`, float32 `[rows, slots, draftable tokens]`.
         prefix_ids: int64 `[rows, length]`, committed tokens; the last one is the anchor `x_0`.
         processor: The processors of this generate() call.
-        draft_ids: The drafter's `draft_token_ids`, on its device.
+        draft_ids: The drafter's `draftable_ids`, on its device.
         do_sample: False: take the best token of each slot's processed scores.
+        vocab_size: The target's; None: the drafter's.
     """
     rows, num_slots, _ = base_logits.shape
     device = prefix_ids.device  # of everything that acceptance will see; the drafter may be elsewhere
@@ -45,13 +47,15 @@ def draft_block(
     for k in range(num_slots):
         logits = base_logits[:, k]
         if head is not None:
-            embedding = head.embed(previous.to(hidden.device))
+            # A token that was added to the target since has no embedding of its own.
+            known = previous.to(hidden.device).clamp(max=drafter.config.vocab_size - 1)
+            embedding = head.embed(known)
             embeddings.append(embedding)
             bias, state = head.step(embedding, hidden[:, k], state)
-            logits = logits + bias
+            logits = logits + bias[..., : logits.shape[-1]]
         if draft_ids is not None:
             # Processors and acceptance speak of the whole vocabulary; what cannot be drafted has probability 0.
-            whole = logits.new_full((rows, drafter.config.vocab_size), -torch.inf)
+            whole = logits.new_full((rows, vocab_size or drafter.config.vocab_size), -torch.inf)
             logits = whole.index_copy_(1, draft_ids, logits)
         slots.append(_draw(logits.to(device), prefix_ids, processor, None if uniforms is None else uniforms[k]))
         previous = slots[-1].token
@@ -83,7 +87,8 @@ def _draw(logits: Tensor, prefix_ids: Tensor, processor: ScoreProcessor, uniform
     """Process one slot's logits and draw from them, or take the best token when there are no uniforms."""
     # The maximum shows NaN and +inf, one read instead of a test of each entry; a head may say -inf.
     is_usable = logits.amax(dim=-1).isfinite()
-    scores = processor.at_slot(prefix_ids, logits)
+    # Some processors raise at NaN. A broken slot is not verified, so zeros do as well.
+    scores = processor.at_slot(prefix_ids, torch.where(is_usable[:, None], logits, 0.0))
     if uniforms is None:
         return _Slot(scores.argmax(dim=-1), None, is_usable)
     probs = law(scores)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from ..modeling_dspark import DSparkDraftModel
 from .accept import accept_greedy, accept_sampled
 from .candidate_generator import DSparkCandidateGenerator
 from .outputs import OutputRecorder
-from .refusals import refuse_length, refuse_processors
+from .refusals import refuse_cached_media, refuse_length, refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
+from .rows import join_rows, refuse_rows, row_processors, split_rows
 from .sampling import draw_uniforms, law
 from .stopping import StopChecker
 from .types import Acceptance, Proposal, Verification
@@ -42,10 +44,10 @@ def dspark_decoding(
 
     Args:
         model: The target.
-        input_ids: int64 `[1, length]`, the whole prompt.
+        input_ids: int64 `[rows, length]`, the whole prompt, `num_return_sequences` times.
 
     Returns:
-        As plain generate(): int64 `[1, length + new]`, or a [`GenerateDSparkOutput`].
+        As plain generate(): int64 `[rows, length + new]`, or a [`GenerateDSparkOutput`].
 
     Raises:
         UnsupportedGenerationError: before any forward, for inputs that this loop cannot serve.
@@ -53,12 +55,43 @@ def dspark_decoding(
     refuse_processors(logits_processor)
     _refuse_inputs(input_ids, model_kwargs)
     refuse_length(model, generation_config.max_length)
+    generate_row = functools.partial(
+        _generate_row,
+        model,
+        drafter,
+        row_processors(logits_processor),
+        stopping_criteria,
+        generation_config,
+        streamer,
+        functools.cache(_warn_of_unusable_numbers),  # once for all rows of this call
+    )
+    num_rows = input_ids.shape[0]
+    if num_rows == 1:
+        return generate_row(input_ids, model_kwargs)
+    refuse_rows(num_rows, generation_config, stopping_criteria, streamer, model_kwargs)
+    pad = getattr(generation_config, "_pad_token_tensor", None)
+    rows = [generate_row(ids, kwargs) for ids, kwargs in split_rows(input_ids, model_kwargs)]
+    return join_rows(rows, 0 if pad is None else int(pad))
+
+
+def _generate_row(
+    model: TargetModel,
+    drafter: DSparkDraftModel,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: BaseStreamer | None,
+    warn_of_unusable: Callable[[], None],
+    input_ids: Tensor,
+    model_kwargs: dict[str, Any],
+) -> GenerateDSparkOutput | Tensor:
+    """Generate after one prompt `[1, length]`."""
     generator = DSparkCandidateGenerator(drafter, model, generation_config, logits_processor, model_kwargs)
     runner = TargetRunner(model, model_kwargs, generation_config, generator.model_kwargs_overrides)
-    run = _Run(generator, runner, stopping_criteria, generation_config, streamer)
+    run = _Run(generator, runner, stopping_criteria, generation_config, streamer, warn_of_unusable)
     runner.refuse_prompt(input_ids)
     # After all refusals that need no forward: it may empty the caller's cache.
-    _start_from_empty_cache(input_ids, model_kwargs, generation_config)
+    _start_from_empty_cache(model, input_ids, model_kwargs, generation_config)
     with runner.guarding_cache():
         is_done = run.prompt(input_ids)
         with model._optimize_model_for_decode():
@@ -80,6 +113,7 @@ class _Run:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None,
+        warn_of_unusable: Callable[[], None],
     ) -> None:
         self.ids: Tensor
         self.report = SpeculationReport(num_calls=1)
@@ -88,6 +122,7 @@ class _Run:
         self._runner = runner
         self._stops = StopChecker(stopping_criteria)
         self._streamer = streamer
+        self._warn_of_unusable = warn_of_unusable
         self._do_sample = bool(generation_config.do_sample)
         self._clock = StageClock(self.report)
 
@@ -195,21 +230,19 @@ class _Run:
         num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
         self.report.count_round(num_drafted, width, num_accepted)
         if proposal is not None and int(proposal.block.num_usable[0]) < num_drafted:
-            if self.report.num_unusable_rounds == 0:
-                logger.warning(
-                    "the drafter produced NaN or infinite numbers; drafts from there on are not verified (output is "
-                    "unaffected, speed is lost). In float16 numbers overflow: load the drafter in bfloat16 or float32. "
-                    "In those dtypes its weights, or the target's head, hold such numbers"
-                )
+            self._warn_of_unusable()
             self.report.num_unusable_rounds += 1
 
 
+def _warn_of_unusable_numbers() -> None:
+    logger.warning(
+        "the drafter produced NaN or infinite numbers; drafts from there on are not verified (output is unaffected, "
+        "speed is lost). In float16 numbers overflow: load the drafter in bfloat16 or float32. In those dtypes its "
+        "weights, or the target's head, hold such numbers"
+    )
+
+
 def _refuse_inputs(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
-    if input_ids.shape[0] != 1:
-        raise UnsupportedGenerationError(
-            f"speculation runs one row at a time in this release, got a batch of {input_ids.shape[0]}; "
-            "call generate() once per row, or leave assistant_model out"
-        )
     if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
         raise UnsupportedGenerationError(
             f"a drafter needs the prompt as input_ids, got ids of shape {tuple(input_ids.shape)}"
@@ -223,7 +256,7 @@ def _refuse_inputs(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
 
 
 def _start_from_empty_cache(
-    input_ids: Tensor, model_kwargs: dict[str, Any], generation_config: GenerationConfig
+    model: TargetModel, input_ids: Tensor, model_kwargs: dict[str, Any], generation_config: GenerationConfig
 ) -> None:
     """A cache that already holds tokens comes without their features: run the whole text again, if it is there."""
     cache = model_kwargs[CACHE_KEY]
@@ -238,6 +271,7 @@ def _start_from_empty_cache(
             "text; the drafter needs the features of every token. Pass the whole sequence as input_ids, with an empty "
             "cache (cache.reset()) if it holds no less, or leave assistant_model out"
         )
+    refuse_cached_media(model, input_ids[:, :num_cached])
     _warn_of_second_run()
     cache.reset()
 

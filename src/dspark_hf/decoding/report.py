@@ -17,7 +17,7 @@ class SpeculationReport:
     target itself adds (the bonus token), so it lies between 1 and gamma + 1.
 
     Attributes:
-        num_calls: generate() calls counted.
+        num_calls: generate() calls, each of `num_return_sequences` counted.
         num_rounds: Rounds, summed over calls.
         num_target_forwards: Rounds plus prefill forwards.
         num_new_tokens: Tokens added to the sequences.

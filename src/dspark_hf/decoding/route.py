@@ -4,25 +4,30 @@ Three methods of `GenerationMixin` are wrapped. A wrapper looks at the assistant
 what was there before with the same arguments.
 """
 
+import copy
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
 
-from .._compat import wrapped_method
-from ..errors import UnsupportedGenerationError
+from .._compat import CACHE_KEY, wrapped_method
 from ..modeling_dspark import DSparkDraftModel
 from .candidate_generator import DSparkCandidateGenerator
 from .loop import dspark_decoding
-from .refusals import refuse_generation, refuse_target
+from .refusals import refuse_assistant, refuse_cache, refuse_generation, refuse_target
 
 logger = logging.getLogger(__name__)
 
 _ROUTE_MARK = "_dspark_hf_route"
-_is_enabled = False
+# Set on GenerationMixin while the route is on. There, so that every copy of this package in a process (a remote-code
+# one, one imported again) sees the same: whichever came first has its wrappers in place, for drafters of all copies.
+_ENABLED_MARK = "_dspark_hf_route_is_enabled"
+_LOCK = threading.Lock()
 
 
 def install() -> None:
@@ -31,44 +36,45 @@ def install() -> None:
     Raises:
         UnsupportedTransformersError: this transformers release does not have the methods that are wrapped.
     """
-    global _is_enabled
-    makers = {
-        "_validate_generation_mode": _wrap_validate,
-        "_get_candidate_generator": _wrap_get_candidate_generator,
-        "_assisted_decoding": _wrap_assisted_decoding,
-    }
-    originals = {name: wrapped_method(name) for name in makers}
-    for name, make in makers.items():
-        if not hasattr(originals[name], _ROUTE_MARK):
-            wrapper = make(originals[name])
-            # The mark is the wrapper itself: a wrapper put on top copies our attributes, but is not its mark.
-            setattr(wrapper, _ROUTE_MARK, wrapper)
-            setattr(GenerationMixin, name, wrapper)
-    # Makes generate() accept the argument, and a GenerationConfig save and load it; None changes nothing.
-    if not hasattr(GenerationConfig, "verification_policy"):
-        GenerationConfig.verification_policy = None  # type: ignore[attr-defined]
-    _is_enabled = True
+    with _LOCK:
+        originals = {name: wrapped_method(name) for name in _MAKERS}
+        for name, make in _MAKERS.items():
+            if not hasattr(originals[name], _ROUTE_MARK):
+                wrapper = make(originals[name])
+                # The mark is the wrapper itself: a wrapper put on top copies our attributes, but is not its mark.
+                setattr(wrapper, _ROUTE_MARK, wrapper)
+                setattr(GenerationMixin, name, wrapper)
+        # Makes generate() accept the argument, and a GenerationConfig save and load it; None changes nothing.
+        if not hasattr(GenerationConfig, "verification_policy"):
+            GenerationConfig.verification_policy = None  # type: ignore[attr-defined]
+        setattr(GenerationMixin, _ENABLED_MARK, True)
 
 
 def uninstall() -> None:
     """Undo [`install`]: drafters are then treated like any other assistant.
 
-    Where another library has wrapped the same methods since, our wrappers stay underneath and pass everything on.
+    Where another library has wrapped the same methods since, our wrappers stay underneath and pass everything on;
+    call it again once that library has gone.
     """
-    global _is_enabled
-    _is_enabled = False
-    for name in ("_validate_generation_mode", "_get_candidate_generator", "_assisted_decoding"):
-        method = getattr(GenerationMixin, name)
-        is_on_top = getattr(method, _ROUTE_MARK, None) is method
-        if is_on_top:
-            setattr(GenerationMixin, name, method.__wrapped__)
-    if "verification_policy" in vars(GenerationConfig):
-        del GenerationConfig.verification_policy  # type: ignore[attr-defined]
+    with _LOCK:
+        if _ENABLED_MARK in vars(GenerationMixin):
+            delattr(GenerationMixin, _ENABLED_MARK)
+        for name in _MAKERS:
+            method = getattr(GenerationMixin, name)
+            is_on_top = getattr(method, _ROUTE_MARK, None) is method
+            if is_on_top:
+                setattr(GenerationMixin, name, method.__wrapped__)
+        if "verification_policy" in vars(GenerationConfig):
+            del GenerationConfig.verification_policy  # type: ignore[attr-defined]
 
 
 def is_drafter(assistant: object) -> TypeGuard[DSparkDraftModel]:
     """Whether an assistant is a DSpark drafter, told by a marker: a remote-code drafter is another class."""
-    return _is_enabled and getattr(assistant, "is_dspark_drafter", False) is True
+    return _is_enabled() and getattr(assistant, "is_dspark_drafter", False) is True
+
+
+def _is_enabled() -> bool:
+    return getattr(GenerationMixin, _ENABLED_MARK, False)
 
 
 def _wrap_validate(original: Callable[..., None]) -> Callable[..., None]:
@@ -78,11 +84,20 @@ def _wrap_validate(original: Callable[..., None]) -> Callable[..., None]:
         generation_mode: Any,
         generation_config: Any,
         generation_mode_kwargs: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        drafter = generation_mode_kwargs.get("assistant_model")
-        if is_drafter(drafter):
-            refuse_generation(self, drafter, generation_mode, generation_config)
-        original(self, generation_mode, generation_config, generation_mode_kwargs)
+        assistant = generation_mode_kwargs.get("assistant_model")
+        if _is_enabled():
+            refuse_assistant(assistant)
+        if is_drafter(assistant):
+            refuse_generation(self, assistant, generation_mode, generation_config, generation_mode_kwargs)
+            # What remains to be asked is about the target. Of assistants transformers wants one sequence and equal
+            # vocabularies; our loop returns several, and drafts what two vocabularies share.
+            generation_config = copy.copy(generation_config)
+            generation_config.num_return_sequences = 1
+            generation_mode_kwargs = {k: v for k, v in generation_mode_kwargs.items() if k != "assistant_model"}
+        original(self, generation_mode, generation_config, generation_mode_kwargs, *args, **kwargs)
 
     return _validate_generation_mode
 
@@ -114,21 +129,23 @@ def _wrap_assisted_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
         # Named arguments of the wrapped method; what remains is generate()'s model_kwargs.
         named = {
             name: kwargs.pop(name, None)
-            for name in (
-                "logits_processor",
-                "stopping_criteria",
-                "generation_config",
-                "streamer",
-                "synced_gpus",
-            )
+            for name in ("logits_processor", "stopping_criteria", "generation_config", "streamer")
         }
-        for name in ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor"):
-            kwargs.pop(name, None)
-        if named.pop("synced_gpus"):
-            raise UnsupportedGenerationError(
-                "synced_gpus=True (ZeRO stage 3 or FSDP generation) cannot be combined with a DSpark drafter; "
-                "leave assistant_model out"
-            )
+        others = {
+            name: kwargs.pop(name, None)
+            for name in ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
+        }
+        # Asked before, unless the target's class validates in its own way.
+        config = named["generation_config"]
+        refuse_generation(self, drafter, GenerationMode.ASSISTED_GENERATION, config, others)
+        refuse_cache(self, kwargs.get(CACHE_KEY), config.max_length)
         return dspark_decoding(self, input_ids, drafter=drafter, model_kwargs=kwargs, **named)
 
     return _assisted_decoding
+
+
+_MAKERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "_validate_generation_mode": _wrap_validate,
+    "_get_candidate_generator": _wrap_get_candidate_generator,
+    "_assisted_decoding": _wrap_assisted_decoding,
+}

@@ -103,7 +103,8 @@ class Replay:
         readers = {tuple(d.config.target_layer_ids): TargetReader(self._target, d.config) for d in drafters}
         for reader in readers.values() if self._texts else ():
             reader.check_law(self._texts[0].input_ids[None, :_CHECKED_TOKENS].to(self._target.device))
-        heads = [drafter.borrow_head(self._target.get_output_embeddings()) for drafter in drafters]
+        target_head = self._target.get_output_embeddings()
+        heads = [drafter.borrow_head(target_head, drafter.config.vocab_size) for drafter in drafters]
         results: list[list[ReplayedText]] = [[] for _ in drafters]
         for text in tqdm(self._texts, unit="text", desc="replay", disable=not show_progress):
             ids = text.input_ids[None].to(self._target.device)

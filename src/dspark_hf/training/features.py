@@ -47,9 +47,18 @@ class TargetReader:
     Args:
         target: Any decoder-only model with an output head.
         config: The drafter's; says which layers, and how the target's forward treats its logits.
+
+    Raises:
+        IncompatibleTargetError: their vocabularies differ. generate() works with a resized one; here laws over both
+            are compared.
     """
 
     def __init__(self, target: PreTrainedModel, config: DSparkConfig) -> None:
+        if (size := target.config.get_text_config(decoder=True).vocab_size) != config.vocab_size:
+            raise IncompatibleTargetError(
+                f"the drafter was made for {config.vocab_size} tokens and the target has {size}; train and evaluate "
+                "with a target whose embedding was not resized since, or make a new drafter for this one"
+            )
         # Of an adapted model the layers are inside, and the adapters with them.
         self._target: Any = target.get_base_model() if hasattr(target, "get_base_model") else target  # type: ignore[operator]
         self._config = config

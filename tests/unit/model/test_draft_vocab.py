@@ -106,10 +106,10 @@ def test_base_logits_are_entries_of_the_whole_ones(options):
         for name, value in options.items():
             setattr(drafter.config, name, value)
     hidden = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(0))
-    expected = whole.base_logits(hidden, whole.borrow_head(target.lm_head))[..., IDS]
-    got = reduced.base_logits(hidden, reduced.borrow_head(target.lm_head))
+    expected = whole.base_logits(hidden, whole.borrow_head(target.lm_head, 61))[..., IDS]
+    got = reduced.base_logits(hidden, reduced.borrow_head(target.lm_head, 61))
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
-    assert whole.borrow_head(target.lm_head) is target.lm_head
+    assert whole.borrow_head(target.lm_head, 61) is target.lm_head
 
 
 # -- configuration and checkpoints ----------------------------------------------------------------------------------

@@ -1,0 +1,50 @@
+"""Compiled targets really run compiled under a drafter, and later calls need no new graphs."""
+
+import pytest
+import torch
+from target_builders import compiled_static_prompt, counting_backend
+from tiny import greedy, random_ids, tiny_drafter, tiny_target
+
+
+@pytest.fixture(autouse=True)
+def _no_compiled_code_is_left():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_a_compiled_static_cache_needs_no_new_graphs_for_later_calls():
+    backend, graphs = counting_backend()
+    target = tiny_target(num_layers=2)
+    drafter = tiny_drafter(target)
+    options = {"do_sample": False, "max_length": 40} | compiled_static_prompt(backend)
+    options.pop("input_ids")
+    for length in (5, 9):  # the second length makes the sizes symbols
+        target.generate(random_ids(length), **options, assistant_model=drafter)
+    num_graphs = len(graphs)
+    assert num_graphs > 0
+    for length in (3, 14):
+        for num_drafts in (2, 3, 4):
+            output = target.generate(
+                random_ids(length), **options, assistant_model=drafter, num_assistant_tokens=num_drafts
+            )
+            assert torch.equal(output, greedy(target, random_ids(length), max_length=40))
+    assert len(graphs) == num_graphs
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize(("backend", "how"), [("aot_eager", "forward"), ("inductor", "call")])
+def test_other_backends(backend, how):
+    counted, graphs = counting_backend(backend)
+    target = tiny_target(num_layers=2)
+    if how == "forward":
+        target.forward = torch.compile(target.forward, backend=counted, dynamic=True)
+    else:
+        target.compile(backend=counted, dynamic=True)
+    ids = random_ids(9)
+    plain = greedy(target, ids, max_new_tokens=8)
+    num_graphs = len(graphs)
+    assert num_graphs > 0
+    assert torch.equal(greedy(target, ids, max_new_tokens=8, assistant_model=tiny_drafter(target)), plain)
+    assert len(graphs) > num_graphs
