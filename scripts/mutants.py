@@ -161,7 +161,8 @@ def copy_tree(root: Path, folder: Path) -> None:
     unneeded = shutil.ignore_patterns("__pycache__", "*.egg-info", "bundled")
     for part in ("src", "tests"):
         shutil.copytree(root / part, folder / part, ignore=unneeded)
-    shutil.copy(root / "pyproject.toml", folder)
+    for path in (root / "pyproject.toml", *root.glob("*.md")):  # some tests read what the README says
+        shutil.copy(path, folder)
 
 
 def run_tests(root: Path, folder: Path, mutant: Mutant | None, tests: list[str], timeout_s: float) -> Verdict:
