@@ -12,7 +12,6 @@ from sampled_law import (
     CAUGHT,
     HEADS,
     LEVEL,
-    NUM_NEW,
     OPTIONS,
     PROMPT,
     VOCAB,
@@ -85,10 +84,10 @@ def test_rows_that_leave_early_do_not_bias_the_others(target, monkeypatch):
 
 
 def independence_p_value(tokens):
-    """Chi-square of a table of neighbouring rows' texts (three tokens behind the first, in eight classes)."""
-    classes = (tokens[:, 1:] * VOCAB ** torch.arange(NUM_NEW - 1)).sum(1) % 8
-    table = np.zeros((8, 8))
-    np.add.at(table, (classes[0::2].numpy(), classes[1::2].numpy()), 1)
+    """Chi-square of the table of neighbouring rows' first drafted tokens, in slot 1."""
+    first = tokens[:, 1]
+    table = np.zeros((VOCAB, VOCAB))
+    np.add.at(table, (first[0::2].numpy(), first[1::2].numpy()), 1)
     return float(chi2_contingency(table).pvalue)
 
 

@@ -6,7 +6,7 @@ from families import FAMILIES, NAMED_FAMILIES, OTHER_FAMILIES
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 from transformers.generation.stopping_criteria import StoppingCriteria
 
-from dspark_hf import UnsupportedGenerationError, record_speculation
+from dspark_hf import record_speculation
 from dspark_hf.decoding import batch as batch_module
 
 NUM_NEW = 20
@@ -177,32 +177,3 @@ def test_what_rows_cannot_share_runs_one_by_one(caplog):
         for a, b in zip(mine, theirs, strict=True):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
     assert "one after the other" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"streamer": object()}, "cannot be streamed"),
-        ({"eos_token_id": None, "pad_token_id": None, "stop_strings": ["x"]}, "pad_token_id"),
-    ],
-)
-def test_what_a_batch_cannot_have_is_refused(options, message):
-    target = tiny_target()
-    inputs = ragged([3, 6])
-    if "stop_strings" in options:
-        inputs.pop("pad_token_id")
-        options = {"stopping_criteria": [lambda ids, scores, **kwargs: torch.zeros(len(ids), dtype=torch.bool)]}
-    calls = []
-    target.register_forward_pre_hook(lambda *args: calls.append(1))
-
-    class Streams:
-        def put(self, value):
-            """Takes anything."""
-
-        end = put
-
-    if "streamer" in options:
-        options = {"streamer": Streams()}
-    with pytest.raises(UnsupportedGenerationError, match=message):
-        greedy(target, **inputs, max_new_tokens=4, assistant_model=tiny_drafter(target), **options)
-    assert not calls
