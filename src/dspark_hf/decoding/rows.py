@@ -45,11 +45,6 @@ def refuse_rows(
             f"{asked} cannot be streamed with a drafter, its rows advance by different numbers of tokens; leave the "
             "streamer or assistant_model out"
         )
-    cache = model_kwargs.get(CACHE_KEY)
-    if getattr(cache, "_is_user_defined", False):
-        raise UnsupportedGenerationError(
-            f"{asked} needs a cache for each row; leave the cache out, or call generate() once per row"
-        )
     if model_kwargs.get("mm_encoder_outputs") is not None:
         raise UnsupportedGenerationError(
             f"{asked} cannot share encoded images or sounds between rows; pass the pixels, or call generate() per row"
@@ -59,6 +54,11 @@ def refuse_rows(
         raise UnsupportedGenerationError(
             f"in {asked} they may stop at different lengths, and there is no token to fill the shorter ones; pass "
             "pad_token_id"
+        )
+    cache = model_kwargs.get(CACHE_KEY)
+    if getattr(cache, "_is_user_defined", False):
+        raise UnsupportedGenerationError(
+            f"{asked} needs a cache for each row; leave the cache out, or call generate() once per row"
         )
 
 
