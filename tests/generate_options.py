@@ -268,7 +268,21 @@ def hidden_states_and_attentions(setup: Setup, call: Call) -> Any:
     setup.target.set_attn_implementation(before)
 
 
-@option("`num_return_sequences`", "rows run one after the other in this release; no cache comes back")
+@option("a batch of prompts", "no cache comes back; streamers are refused")
+def batch(setup: Setup, call: Call) -> Any:
+    lengths = (9, 4, 12, 1)
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, -length:] = prompt(length, seed=row)
+    mask = (ids > 0).long()
+    ends = sorted({*setup.whole[PROMPT_LENGTH + 3 : PROMPT_LENGTH + 9].tolist(), *range(3, 20)})
+    common = {"attention_mask": mask, "pad_token_id": 0}
+    for options in ({}, {"eos_token_id": ends}, {"repetition_penalty": 1.3, "prefill_chunk_size": 5}):
+        yield call(ids, **common, **options)
+    yield call(ids, return_dict_in_generate=True, output_scores=True, output_logits=True, **common)
+
+
+@option("`num_return_sequences`", "a batch; with hidden states or attentions its rows run one after the other")
 def several_sequences(setup: Setup, call: Call) -> Any:
     common = {"do_sample": True, "top_k": 1, "num_return_sequences": 3}
     yield call(setup.ids, **common)
@@ -337,7 +351,7 @@ def results(setup: Setup, run: Run, drafter_of: Callable[[PreTrainedModel, Tenso
             kwargs["assistant_model"] = drafter_of(setup.target, next(expected))
         output = target.generate(ids, **({"do_sample": False, "max_new_tokens": NUM_NEW} | kwargs))
         sequences = output if isinstance(output, Tensor) else output.sequences
-        start = 0 if kwargs.get("attention_mask") is None else int((kwargs["attention_mask"][0] == 0).sum())
+        start = 0 if kwargs.get("attention_mask") is None else int((kwargs["attention_mask"][0] == 0).sum())  # row 0's
         made.append(sequences[0, start:])
         return output
 

@@ -119,6 +119,18 @@ def _dia_processor(target: PreTrainedModel) -> dict[str, Any]:
     return {"logits_processor": [lp.DiaEOSDelayPatternLogitsProcessor([0, 1], 1, 10)]}
 
 
+class _Streams:
+    """Takes anything."""
+
+    def put(self, value: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def _never_stops(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
 _MODES = "drafts are checked against one sequence, token by token"
 _OTHER_WAY = "it is another way to speculate"
 _STATE = "it keeps state between steps, and sees drafts that are later rejected"
@@ -188,8 +200,17 @@ REFUSALS = [
         {"inputs_embeds": torch.zeros(1, 5, 32)}, faults=(8,),
     ),
     Refusal(
-        "several prompts in one call", "rows run one at a time in this release", "a batch of 2.*once per prompt",
-        {"inputs": random_ids(5).expand(2, -1)}, faults=(10,),
+        "a streamer for a batch", "rows advance by different numbers of tokens", "a batch of 2 rows cannot be streamed",
+        {"inputs": random_ids(5).expand(2, -1), "streamer": _Streams()},
+    ),
+    Refusal(
+        "a cache of yours for a batch", "rows are kept each at its own length", "a batch of 2 rows needs a cache for",
+        lambda target: {"inputs": random_ids(5).expand(2, -1), "cache": DynamicCache(config=target.config)},
+    ),
+    Refusal(
+        "a batch that may stop at different lengths, without `pad_token_id`", "the shorter rows are filled with it",
+        "pass pad_token_id",
+        {"inputs": random_ids(5).expand(2, -1), "stopping_criteria": [_never_stops]},
     ),
     Refusal(
         "new tokens alone behind a cache in use", "the drafter needs the features of the whole text",

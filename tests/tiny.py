@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -54,7 +56,8 @@ def tiny_drafter(target: PreTrainedModel, *, seed: int = 1, **overrides) -> DSpa
 class OracleDrafter(DSparkDraftModel):
     """Right with a given probability per slot: plants a known continuation into its logits.
 
-    Each slot's correctness is drawn once per (position, slot), so that runs can be repeated.
+    Each slot's correctness is drawn once per (position, slot), so that runs can be repeated. Rows of a batch follow the
+    same continuation, each from its own position.
     """
 
     @classmethod
@@ -73,28 +76,28 @@ class OracleDrafter(DSparkDraftModel):
         drafter = cls(DSparkConfig.from_target(target.config, **settings)).eval().to(target.dtype)
         drafter.continuation = continuation
         drafter.hit_rate = hit_rate
-        drafter.position_of_anchor = None
+        drafter.positions_of_anchors = None
         nn.init.zeros_(drafter.markov_head.markov_w2.weight)
         return drafter
 
     def forward(self, inputs_embeds, position_ids, **kwargs):
-        self.position_of_anchor = int(position_ids[0, 0])
+        self.positions_of_anchors = position_ids[:, 0].tolist()
         return super().forward(inputs_embeds, position_ids, **kwargs)
 
     def base_logits(self, hidden, target_head):
         rows, slots, _ = hidden.shape
         logits = torch.zeros(rows, slots, self.config.vocab_size, device=hidden.device)
-        for slot in range(slots):
-            position = self.position_of_anchor + slot + 1
+        for row, slot in itertools.product(range(rows), range(slots)):
+            position = self.positions_of_anchors[row] + slot + 1
             if position < len(self.continuation):
                 right = int(self.continuation[position])
                 draw = torch.Generator().manual_seed(position * 31 + slot)
                 is_hit = torch.rand((), generator=draw) < self.hit_rate
-                logits[:, slot, right if is_hit else (right + 1) % self.config.vocab_size] = 20.0
+                logits[row, slot, right if is_hit else (right + 1) % self.config.vocab_size] = 20.0
         return logits
 
 
-def greedy(target: PreTrainedModel, ids: Tensor, **kwargs) -> Tensor:
+def greedy(target: PreTrainedModel, ids: Tensor | None = None, **kwargs) -> Tensor:
     """Plain greedy generation."""
     return target.generate(ids, do_sample=False, **kwargs)
 

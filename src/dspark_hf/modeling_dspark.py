@@ -15,8 +15,8 @@ from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from .model.confidence_head import ConfidenceHead
-from .model.context_cache import DraftContextCache
 from .model.draft_vocab import DraftVocabHead, check_offsets, token_ids_of
+from .model.row_slots import DraftCache
 from .model.sequential_heads import build_sequential_head
 
 
@@ -137,7 +137,7 @@ class DSparkDraftModel(PreTrainedModel):
         context: Tensor = self.hidden_norm(self.fc(context_features))
         return context
 
-    def extend_cache(self, context_features: Tensor, position_ids: Tensor, cache: DraftContextCache) -> None:
+    def extend_cache(self, context_features: Tensor, position_ids: Tensor, cache: DraftCache) -> None:
         """Project `context_features` `[rows, S, m * hidden]` at `position_ids` `[rows, S]` into every layer's cache."""
         context = self.project_context(context_features)
         rotary = self.rotary_emb(context, position_ids)
@@ -153,7 +153,7 @@ class DSparkDraftModel(PreTrainedModel):
         context_features: Tensor | None = None,
         context_position_ids: Tensor | None = None,
         attention_mask: AttentionMask = None,
-        cache: DraftContextCache | None = None,
+        cache: DraftCache | None = None,
     ) -> BaseModelOutput:
         """Hidden states `h_1..h_T` of a block: final-norm outputs, ready for the target's output head.
 

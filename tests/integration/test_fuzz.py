@@ -47,7 +47,7 @@ def test_10000_random_calls():
     assert num_ties <= MAX_NEAR_TIES * num_cases
 
 
-CASE = Case("Llama", 5, 0, 0, {"hit_rate": 1.0}, {"do_sample": False, "eos_token_id": [3]}, {})
+CASE = Case("Llama", 5, 0, 0, (), {"hit_rate": 1.0}, {"do_sample": False, "eos_token_id": [3]}, {})
 
 
 def test_a_failing_case_is_printed_as_a_program_that_runs(monkeypatch):

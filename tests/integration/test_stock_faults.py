@@ -201,8 +201,16 @@ def test_9_targets_that_cannot_go_back_are_refused_before_any_forward(refusal):
 
 
 @entries(fault=10)
-def test_10_beams_and_batches_are_refused_before_any_forward(refusal):
+def test_10_beams_are_refused_before_any_forward(refusal):
     assert_refused(refusal)
+
+
+def test_10_several_sequences_and_prompts_are_run(target, drafter):
+    ids = torch.cat([random_ids(5), random_ids(5, seed=1)])
+    common = {"do_sample": True, "top_k": 1, "num_return_sequences": 2, "max_new_tokens": 12, "pad_token_id": 0}
+    output = target.generate(ids, assistant_model=drafter, return_dict_in_generate=True, **common)
+    assert torch.equal(output.sequences, target.generate(ids, **common))
+    assert output.speculation.num_calls == 4
 
 
 def test_11_a_seed_repeats_a_sample_but_is_not_plain_samplings(target, drafter):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..modeling_dspark import DSparkDraftModel
+from .prefixes import Prefixes
 from .sampling import ScoreProcessor, draw_uniforms, law, sample
 from .types import DraftBlock
 
@@ -14,7 +15,7 @@ def draft_block(
     drafter: DSparkDraftModel,
     hidden: Tensor,
     base_logits: Tensor,
-    prefix_ids: Tensor,
+    prefix_ids: Tensor | Prefixes,
     processor: ScoreProcessor,
     *,
     draft_ids: Tensor | None,
@@ -30,18 +31,20 @@ def draft_block(
     Args:
         hidden: `h_k`, `[rows, slots, hidden]`.
         base_logits: `U_k`, float32 `[rows, slots, draftable tokens]`.
-        prefix_ids: int64 `[rows, length]`, committed tokens; the last one is the anchor `x_0`.
+        prefix_ids: int64 `[rows, length]`, committed tokens, or rows of several lengths; the last token of each is
+            the anchor `x_0`.
         processor: The processors of this generate() call.
         draft_ids: The drafter's `draftable_ids`, on its device.
         do_sample: False: take the best token of each slot's processed scores.
         vocab_size: The target's; None: the drafter's.
     """
     rows, num_slots, _ = base_logits.shape
-    device = prefix_ids.device  # of everything that acceptance will see; the drafter may be elsewhere
+    ids = prefix_ids if isinstance(prefix_ids, Tensor) else prefix_ids.ids
+    device = ids.device  # of everything that acceptance will see; the drafter may be elsewhere
     uniforms = draw_uniforms(num_slots, rows, device=device) if do_sample else None
     head = drafter.markov_head
     state = head.start(rows) if head is not None else None
-    previous = prefix_ids[:, -1]
+    previous = prefix_ids[:, -1] if isinstance(prefix_ids, Tensor) else prefix_ids.last
     slots: list[_Slot] = []
     embeddings: list[Tensor] = []
     for k in range(num_slots):
@@ -60,7 +63,10 @@ def draft_block(
         slots.append(_draw(logits.to(device), prefix_ids, processor, None if uniforms is None else uniforms[k]))
         previous = slots[-1].token
         if processor.reads_prefix:
-            prefix_ids = torch.cat([prefix_ids, previous[:, None]], dim=1)
+            new = previous[:, None]
+            prefix_ids = (
+                torch.cat([prefix_ids, new], dim=1) if isinstance(prefix_ids, Tensor) else prefix_ids.followed_by(new)
+            )
     is_usable = torch.stack([slot.is_usable for slot in slots], dim=1)
     confidence_logits = _confidence_logits(drafter, hidden, embeddings)
     if confidence_logits is not None:
@@ -83,7 +89,7 @@ class _Slot(NamedTuple):
     is_usable: Tensor  # bool [rows]
 
 
-def _draw(logits: Tensor, prefix_ids: Tensor, processor: ScoreProcessor, uniforms: Tensor | None) -> _Slot:
+def _draw(logits: Tensor, prefix_ids: Tensor | Prefixes, processor: ScoreProcessor, uniforms: Tensor | None) -> _Slot:
     """Process one slot's logits and draw from them, or take the best token when there are no uniforms."""
     # The maximum shows NaN and +inf, one read instead of a test of each entry; a head may say -inf.
     is_usable = logits.amax(dim=-1).isfinite()

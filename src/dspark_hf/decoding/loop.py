@@ -16,12 +16,14 @@ from .._compat import CACHE_KEY, TargetModel
 from ..errors import UnsupportedGenerationError
 from ..modeling_dspark import DSparkDraftModel
 from .accept import accept_greedy, accept_sampled
+from .batch import BatchRun
 from .candidate_generator import DSparkCandidateGenerator
 from .outputs import OutputRecorder
 from .refusals import refuse_cached_media, refuse_length, refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
-from .rows import join_rows, refuse_rows, row_processors, split_rows
-from .sampling import draw_uniforms, law
+from .row_processors import processors_for_rows
+from .rows import join_rows, refuse_rows, split_rows, why_one_by_one
+from .sampling import draw_uniforms, law, no_law_error
 from .stopping import StopChecker
 from .types import Acceptance, Proposal, Verification
 from .verify import TargetRunner, last_logits
@@ -55,23 +57,37 @@ def dspark_decoding(
     refuse_processors(logits_processor)
     _refuse_inputs(input_ids, model_kwargs)
     refuse_length(model, generation_config.max_length)
-    generate_row = functools.partial(
-        _generate_row,
-        model,
-        drafter,
-        row_processors(logits_processor),
-        stopping_criteria,
-        generation_config,
-        streamer,
-        functools.cache(_warn_of_unusable_numbers),  # once for all rows of this call
-    )
+    warn_of_unusable = functools.cache(_warn_of_unusable_numbers)  # once for all rows of this call
+    common = (stopping_criteria, generation_config)
     num_rows = input_ids.shape[0]
     if num_rows == 1:
-        return generate_row(input_ids, model_kwargs)
+        return _generate_row(
+            model, drafter, logits_processor, *common, streamer, warn_of_unusable, input_ids, model_kwargs
+        )
     refuse_rows(num_rows, generation_config, stopping_criteria, streamer, model_kwargs)
+    reason = why_one_by_one(model, input_ids, generation_config, model_kwargs)
+    if reason is None:
+        batch = BatchRun(model, drafter, logits_processor, *common, model_kwargs, input_ids, warn_of_unusable)
+        with model._optimize_model_for_decode():
+            return batch.run(input_ids)
+    _warn_of_rows(type(model).__name__, reason)
+    num_sequences = generation_config.num_return_sequences
+    rows = []
+    for row, (ids, kwargs) in enumerate(split_rows(input_ids, model_kwargs)):
+        processors = processors_for_rows(logits_processor, [row], num_rows, num_sequences)
+        rows.append(_generate_row(model, drafter, processors, *common, None, warn_of_unusable, ids, kwargs))
     pad = getattr(generation_config, "_pad_token_tensor", None)
-    rows = [generate_row(ids, kwargs) for ids, kwargs in split_rows(input_ids, model_kwargs)]
     return join_rows(rows, 0 if pad is None else int(pad))
+
+
+@functools.cache
+def _warn_of_rows(target: str, reason: str) -> None:
+    """Once per target and reason."""
+    logger.warning(
+        "the rows of this batch run one after the other, because of %s: %s; plain generation may be faster",
+        target,
+        reason,
+    )
 
 
 def _generate_row(
@@ -201,15 +217,11 @@ class _Run:
         """The round's only read of acceptance from the device.
 
         Raises:
-            RuntimeError: the target's law is none, e.g. because processors forbid every token; plain sampling raises
-                the same.
+            RuntimeError: the target's law is none.
         """
         num_accepted, is_valid = torch.stack([acceptance.num_accepted[0], acceptance.is_valid[0].long()]).tolist()
         if not is_valid:
-            raise RuntimeError(
-                f"the target's probability tensor at position {self.ids.shape[1] + num_accepted} "
-                "contains `inf` or `nan`, or forbids every token; check the target's weights and the logits processors"
-            )
+            raise no_law_error(self.ids.shape[1] + num_accepted)
         return int(num_accepted)
 
     def _commit(self, accepted: Tensor, acceptance: Acceptance, verification: Verification) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""Several continuations of one prompt (`num_return_sequences`): one row after the other, then side by side."""
+"""Several rows, of a batch of prompts or of `num_return_sequences`: what they cannot have, and one after the other."""
 
 import copy
 from collections.abc import Iterator
@@ -7,13 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation.logits_process import LogitsProcessorList, PrefixConstrainedLogitsProcessor
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from .._compat import CACHE_KEY
+from .._compat import CACHE_KEY, TargetModel
 from ..errors import UnsupportedGenerationError
 from .report import GenerateDSparkOutput, SpeculationReport
+from .row_target import why_not_together
+
+# Arguments of the target's forward that rows sharing one can be given.
+_SHAREABLE = frozenset(
+    {
+        "attention_mask",
+        "position_ids",
+        "logits_to_keep",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        CACHE_KEY,
+    }
+)
 
 _PER_STEP = ("scores", "logits", "hidden_states", "attentions")
 
@@ -25,22 +38,12 @@ def refuse_rows(
     streamer: BaseStreamer | None,
     model_kwargs: dict[str, Any],
 ) -> None:
-    """Raise UnsupportedGenerationError for rows that are no copies of one prompt, or cannot run one by one."""
-    if num_rows != generation_config.num_return_sequences:
-        raise UnsupportedGenerationError(
-            f"speculation runs one row at a time in this release, got a batch of {num_rows} prompts; "
-            "call generate() once per prompt, or leave assistant_model out"
-        )
-    asked = f"num_return_sequences={num_rows}"
+    """Raise UnsupportedGenerationError for what several rows cannot have."""
+    asked = f"a batch of {num_rows} rows"
     if streamer is not None:
         raise UnsupportedGenerationError(
-            f"{asked} cannot be streamed with a drafter, its rows run one after the other; leave the streamer or "
-            "assistant_model out"
-        )
-    cache = model_kwargs.get(CACHE_KEY)
-    if getattr(cache, "_is_user_defined", False):
-        raise UnsupportedGenerationError(
-            f"{asked} needs a cache for each row; leave the cache out, or call generate() once per row"
+            f"{asked} cannot be streamed with a drafter, its rows advance by different numbers of tokens; leave the "
+            "streamer or assistant_model out"
         )
     if model_kwargs.get("mm_encoder_outputs") is not None:
         raise UnsupportedGenerationError(
@@ -49,19 +52,37 @@ def refuse_rows(
     may_differ = any(type(criterion) is not MaxLengthCriteria for criterion in stopping_criteria)
     if may_differ and getattr(generation_config, "_pad_token_tensor", None) is None:
         raise UnsupportedGenerationError(
-            f"with {asked} rows may stop at different lengths, and there is no token to fill the shorter ones; pass "
+            f"in {asked} they may stop at different lengths, and there is no token to fill the shorter ones; pass "
             "pad_token_id"
+        )
+    cache = model_kwargs.get(CACHE_KEY)
+    if getattr(cache, "_is_user_defined", False):
+        raise UnsupportedGenerationError(
+            f"{asked} needs a cache for each row; leave the cache out, or call generate() once per row"
         )
 
 
-def row_processors(processors: LogitsProcessorList) -> LogitsProcessorList:
-    """The processors for one row: `prefix_allowed_tokens_fn` counts the rows of a prompt, and would miss the others."""
-    return LogitsProcessorList(
-        PrefixConstrainedLogitsProcessor(processor._prefix_allowed_tokens_fn, 1)
-        if type(processor) is PrefixConstrainedLogitsProcessor
-        else processor
-        for processor in processors
-    )
+def why_one_by_one(
+    model: TargetModel,
+    input_ids: Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> str | None:
+    """Why the rows of this call cannot share forwards; None when they can."""
+    for name in ("output_hidden_states", "output_attentions"):
+        if generation_config.return_dict_in_generate and getattr(generation_config, name):
+            return f"{name} wants every forward's own shapes"
+    if others := sorted(key for key, value in model_kwargs.items() if value is not None and key not in _SHAREABLE):
+        return f"the inputs {others} are not cut by row"
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and not bool(mask[:, -1].all()):
+        return "a row is padded on the right"
+    positions = model_kwargs.get("position_ids")
+    is_real = torch.ones_like(input_ids) if mask is None else mask
+    usual = is_real.cumsum(dim=1) - 1
+    if positions is not None and not torch.equal(positions[is_real.bool()], usual[is_real.bool()]):
+        return "it brings position_ids of its own"
+    return why_not_together(model)
 
 
 def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -105,13 +126,16 @@ def join_rows(results: list[GenerateDSparkOutput | Tensor], pad_token_id: int) -
     for output in outputs:
         assert output.speculation is not None
         report.merge(output.speculation)
-    per_step = {name: _join_steps([getattr(output, name) for output in outputs]) for name in _PER_STEP}
+    per_step = {name: join_steps([getattr(output, name) for output in outputs]) for name in _PER_STEP}
     ids: Any = sequences  # transformers types it LongTensor
     return GenerateDSparkOutput(sequences=ids, cache=None, speculation=report, **per_step)
 
 
-def _join_steps(rows: list[Any]) -> tuple[Any, ...] | None:
-    """One tuple of steps from each row's; a step is a tensor `[1, ...]`, or a tuple of them or of None."""
+def join_steps(rows: list[Any]) -> tuple[Any, ...] | None:
+    """One tuple of steps from each row's, zeros where a row had ended.
+
+    A step is a tensor `[1, ...]`, or a tuple of them or of None.
+    """
     if rows[0] is None:
         return None
     longest = max(rows, key=len)

@@ -1,11 +1,14 @@
 """Laws and draws: scores to probabilities, one uniform number to one token, and generate()'s logits processors."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.generation import logits_process as lp
 from transformers.generation.logits_process import LogitsProcessorList
+
+from .prefixes import Prefixes
 
 # Processors whose output depends on the logits alone, so that all positions of a block can go through at once.
 # Compared by exact type: a subclass may read the ids.
@@ -29,6 +32,16 @@ _PREFIX_FREE = frozenset(
 def law(scores: Tensor) -> Tensor:
     """Probabilities of processed `scores` `[..., vocab]`, float32."""
     return torch.softmax(scores, dim=-1, dtype=torch.float32)
+
+
+def no_law_error(position: int) -> RuntimeError:
+    """For a target whose law at a position is none, e.g. because processors forbid every token; plain sampling raises
+    the same.
+    """
+    return RuntimeError(
+        f"the target's probability tensor at position {position} contains `inf` or `nan`, or forbids every token; "
+        "check the target's weights and the logits processors"
+    )
 
 
 def draw_uniforms(*shape: int, device: torch.device) -> Tensor:
@@ -62,29 +75,45 @@ def _sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-class ScoreProcessor:
-    """Applies the logits processors of a generate() call to draft and target logits alike."""
+ForRows = Callable[[tuple[int, ...]], LogitsProcessorList]
 
-    def __init__(self, processors: LogitsProcessorList) -> None:
+
+class ScoreProcessor:
+    """Applies the logits processors of a generate() call to draft and target logits alike.
+
+    Args:
+        for_rows: Gives the processors for some rows of a batch; needed for [`Prefixes`] only.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, for_rows: ForRows | None = None) -> None:
         self._processors = processors
+        self._for_rows = for_rows
         self.is_empty = len(processors) == 0
         self.reads_prefix = any(type(processor) not in _PREFIX_FREE for processor in processors)
 
-    def at_slot(self, prefix_ids: Any, logits: Tensor) -> Tensor:
+    def at_slot(self, prefix_ids: Tensor | Prefixes, logits: Tensor) -> Tensor:
         """Process float32 `logits` `[rows, vocab]` for the token after `prefix_ids` `[rows, length]`.
 
-        `logits` may be overwritten: some processors write in place.
+        `logits` may be overwritten: some processors write in place. Rows of different lengths are processed by one
+        call per length.
         """
         if self.is_empty:
             return logits
-        scores: Tensor = self._processors(prefix_ids, logits)
+        if isinstance(prefix_ids, Tensor):
+            return _called(self._processors, prefix_ids, logits)
+        if not self.reads_prefix:
+            return _called(self._processors, prefix_ids.ids[:, :1], logits)
+        assert self._for_rows is not None, "a batch gives its processors by row"
+        scores = torch.empty_like(logits)
+        for index, ids, rows in prefix_ids.groups():
+            scores[index] = _called(self._for_rows(rows), ids, logits[index])
         return scores
 
-    def over_block(self, prefix_ids: Tensor, draft_tokens: Tensor, logits: Tensor) -> Tensor:
+    def over_block(self, prefix_ids: Tensor | Prefixes, draft_tokens: Tensor, logits: Tensor) -> Tensor:
         """Process the target's logits at the anchor and at each draft; `logits` itself is left as it is.
 
         Args:
-            prefix_ids: int64 `[rows, length]`, committed tokens including the anchor.
+            prefix_ids: int64 `[rows, length]`, committed tokens including the anchor; or rows of several lengths.
             draft_tokens: int64 `[rows, width]`.
             logits: float32 `[rows, 1 + width, vocab]`.
         """
@@ -93,8 +122,22 @@ class ScoreProcessor:
         rows, positions, vocab = logits.shape
         if not self.reads_prefix:
             flat = logits.reshape(rows * positions, vocab).clone()
-            return self.at_slot(prefix_ids.new_zeros(rows * positions, 1), flat).view(rows, positions, vocab)
-        ids = torch.cat([prefix_ids, draft_tokens], dim=1)
-        length = prefix_ids.shape[1]
-        scores = [self.at_slot(ids[:, : length + i], logits[:, i].clone()) for i in range(positions)]
+            return _called(self._processors, draft_tokens.new_zeros(rows * positions, 1), flat).view(
+                rows, positions, vocab
+            )
+        scores = []
+        for i in range(positions):
+            drafts = draft_tokens[:, :i]
+            seen = (
+                torch.cat([prefix_ids, drafts], dim=1)
+                if isinstance(prefix_ids, Tensor)
+                else prefix_ids.followed_by(drafts)
+            )
+            scores.append(self.at_slot(seen, logits[:, i].clone()))
         return torch.stack(scores, dim=1)
+
+
+def _called(processors: LogitsProcessorList, ids: Tensor, logits: Tensor) -> Tensor:
+    untyped: Any = ids  # transformers types it LongTensor
+    scores: Tensor = processors(untyped, logits)
+    return scores

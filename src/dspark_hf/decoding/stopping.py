@@ -49,6 +49,35 @@ class StopChecker:
         return num_kept, is_done
 
 
+class RowStops:
+    """The same for several rows: end tokens without asking each row, everything else row by row.
+
+    The length limit is left to the caller, who knows the rows' lengths.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        self._end_tokens = [criterion.eos_token_id for criterion in criteria if type(criterion) is EosTokenCriteria]
+        asked = [criterion for criterion in criteria if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)]
+        self._checker = StopChecker(StoppingCriteriaList(asked))
+        self.asks_rows = bool(asked)
+
+    def end_after(self, new: Tensor, counts: Tensor) -> Tensor:
+        """Tokens up to the first end token among the first `counts` of `new` `[rows, tokens]`.
+
+        Returns:
+            int64 `[rows]`, more than there are tokens where there is none.
+        """
+        steps = torch.arange(new.shape[1], device=new.device)
+        is_end = torch.zeros_like(new, dtype=torch.bool)
+        for ids in self._end_tokens:
+            is_end |= torch.isin(new, ids.to(new.device))
+        return torch.where(is_end & (steps < counts[:, None]), steps + 1, new.shape[1] + 1).amin(dim=1)
+
+    def first_stop(self, ids: Tensor, num_new: int, scores_up_to: ScoresUpTo) -> tuple[int, bool]:
+        """As [`StopChecker.first_stop`], for one row and the criteria that need to see it."""
+        return self._checker.first_stop(ids, num_new, scores_up_to)
+
+
 def _eos_stop(criterion: StoppingCriteria, ids: Tensor, num_new: int) -> int | None:
     assert isinstance(criterion, EosTokenCriteria)
     hits = torch.isin(ids[0, -num_new:], criterion.eos_token_id.to(ids.device))

@@ -19,8 +19,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from ..configuration_dspark import DSparkConfig
-from .context_cache import DraftContextCache
 from .packed_blocks import PackedBlocks, attend_packed
+from .row_slots import DraftCache
 
 __all__ = ["AttentionMask", "DSparkAttention", "DSparkDecoderLayer", "Qwen3RMSNorm", "Qwen3RotaryEmbedding"]
 
@@ -63,7 +63,7 @@ class DSparkAttention(nn.Module):
         context: Tensor | None,
         rotary: RotaryTables,
         attention_mask: AttentionMask,
-        cache: DraftContextCache | None,
+        cache: DraftCache | None,
     ) -> Tensor:
         """Attend from `block` `[rows, T, hidden]` to cached context, new `context` `[rows, S, hidden]` and the block.
 
@@ -114,7 +114,7 @@ class DSparkDecoderLayer(nn.Module):
         context: Tensor | None,
         rotary: RotaryTables,
         attention_mask: AttentionMask,
-        cache: DraftContextCache | None,
+        cache: DraftCache | None,
     ) -> Tensor:
         """`block` `[rows, T, hidden]` to the same shape; the context is read as it is, without this layer's norm."""
         block = block + self.self_attn(self.input_layernorm(block), context, rotary, attention_mask, cache)

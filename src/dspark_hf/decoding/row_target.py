@@ -1,0 +1,144 @@
+"""Stage 4 for several rows: the target's forwards over rows of different lengths, on a cache with a place per row."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import ModelOutput
+
+from .._compat import CACHE_KEY, TargetModel
+from ..model.row_slots import RowBuffer, RowSlots, attention_mask_for
+
+_NEEDED_ARGUMENTS = ("position_ids", "attention_mask", CACHE_KEY)
+
+
+def why_not_together(model: TargetModel) -> str | None:
+    """Why rows of this target cannot share a forward here; None when they can."""
+    config = model.config.get_text_config(decoder=True)
+    parameters = inspect.signature(model.forward).parameters
+    if config is not model.config:
+        return "it is more than a text model"
+    if missing := [name for name in _NEEDED_ARGUMENTS if name not in parameters]:
+        return f"its forward has no {missing[0]}"
+    if getattr(config, "alibi", False):
+        return "its attention (ALiBi) counts columns"
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f"its attention is {config._attn_implementation!r}, and masks of one's own need 'sdpa' or 'eager'"
+    if model.device.type == "meta" or hasattr(model, "hf_device_map"):
+        return "it is spread over devices"
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    if not kinds or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        return "its cache is not one of keys and values only"
+    if DynamicSlidingWindowLayer in kinds and not _window_of(config):
+        return "its layers have windows of different kinds"
+    if len(kinds) == 2 and set(config.layer_types) != {"full_attention", "sliding_attention"}:
+        return f"it has layers of the kinds {sorted(set(config.layer_types))}"
+    return None
+
+
+def _window_of(config: Any) -> int | None:
+    windows = {
+        int(layer.sliding_window)
+        for layer in DynamicCache(config=config).layers
+        if type(layer) is DynamicSlidingWindowLayer
+    }
+    return windows.pop() if len(windows) == 1 else None
+
+
+class RowLayer(CacheLayerMixin):
+    """One target layer's keys and values of all rows; the cache says where a forward's tokens go."""
+
+    is_croppable = True
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.buffers = RowBuffer(capacity), RowBuffer(capacity)
+        self.slots: RowSlots
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The buffers allocate themselves."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = self.buffers
+        return keys.write(key_states, self.slots), values.write(value_states, self.slots)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.slots.num_columns, 0
+
+    def get_seq_length(self) -> int:
+        return self.slots.num_columns
+
+    def get_max_length(self) -> int:
+        return self.buffers[0].capacity
+
+
+class RowTarget:
+    """Runs the target for several rows.
+
+    Args:
+        model: A target that passes [`why_not_together`].
+        capacity: Most tokens of a row, padding not counted.
+        capture: Extra forward arguments, e.g. `output_hidden_states=[2, 10]`.
+    """
+
+    def __init__(self, model: TargetModel, capacity: int, capture: dict[str, Any]) -> None:
+        self._model = model
+        self._capture = capture
+        self._capacity = capacity
+        config = model.config.get_text_config(decoder=True)
+        layers = DynamicCache(config=config).layers
+        self._layers = [RowLayer(capacity) for _ in layers]
+        self._cache = Cache(layers=list(self._layers))
+        self._window = _window_of(config)
+        slides = [type(layer) is DynamicSlidingWindowLayer for layer in layers]
+        self._slides_somewhere = any(slides) and not all(slides)
+        self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, is_real: Tensor, *, num_columns: int, num_logits: int
+    ) -> ModelOutput:
+        """Run `tokens` int64 `[rows, tokens]` and put their keys and values into the cache.
+
+        Args:
+            positions: int64, same shape; of padding any that its row has.
+            is_real: bool, same shape; False: padding, whose outputs mean nothing.
+            num_columns: The largest position plus one.
+            num_logits: Logits are wanted for that many tokens at the end.
+        """
+        num_columns = min(num_columns, self._capacity)  # a row near the end drafts less
+        slots = RowSlots.of(positions, is_real, self._capacity, num_columns)
+        for layer in self._layers:
+            layer.slots = slots
+        options: dict[str, Any] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
+        outputs: ModelOutput = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=self._mask(positions, num_columns),
+            use_cache=True,
+            return_dict=True,
+            **{CACHE_KEY: self._cache},
+            **options,
+            **self._capture,
+        )
+        return outputs
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but those of int64 `rows`."""
+        for layer in self._layers:
+            for buffer in layer.buffers:
+                buffer.keep(rows)
+
+    def _mask(self, positions: Tensor, num_columns: int) -> Tensor | dict[str, Tensor]:
+        """Who sees whom, bool `[rows, 1, tokens, columns]`; by kind of layer where a model has two."""
+        columns = torch.arange(num_columns, device=positions.device)
+        distance = positions[:, None, :, None] - columns
+        causal = distance >= 0
+        implementation, dtype = self._model.config._attn_implementation, self._model.dtype
+        full = attention_mask_for(implementation, causal, dtype)
+        if self._window is None:
+            return full
+        windowed = attention_mask_for(implementation, causal & (distance < self._window), dtype)
+        return {"full_attention": full, "sliding_attention": windowed} if self._slides_somewhere else windowed

@@ -1,0 +1,97 @@
+"""Keys and values of rows that stand at different lengths, in one buffer: every row writes at its own columns.
+
+Rolling a row back is forgetting how far it had come: what lies behind a row's length is hidden by the mask, and
+overwritten by the row's next tokens. One column at the end takes what belongs to no row, the padding of a forward.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .context_cache import DraftContextCache
+
+
+@dataclass(frozen=True)
+class RowSlots:
+    """Where the tokens of one forward go.
+
+    Attributes:
+        columns: int64 `[rows, tokens]`, below `capacity`, or `capacity` for padding.
+        num_columns: Columns that this forward's queries look at, from the first on.
+    """
+
+    columns: Tensor
+    num_columns: int
+
+    @classmethod
+    def of(cls, positions: Tensor, is_real: Tensor, capacity: int, num_columns: int) -> "RowSlots":
+        """Slots of tokens at int64 `positions` `[rows, tokens]`; those that are not real are padding."""
+        return cls(torch.where(is_real, positions, capacity), num_columns)
+
+
+class RowBuffer:
+    """`[rows, heads, capacity + 1, dim]`, allocated once, by the first write.
+
+    Args:
+        capacity: Most tokens of a row.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._buffer: Tensor | None = None
+
+    def write(self, states: Tensor, slots: RowSlots) -> Tensor:
+        """Put `states` `[rows, heads, tokens, dim]` into their slots; a view of the columns that count."""
+        rows, heads, tokens, dim = states.shape
+        if self._buffer is None:
+            # Zeros: a hidden column still takes part in products, where NaN would spread.
+            self._buffer = states.new_zeros(rows, heads, self.capacity + 1, dim)
+        index = slots.columns[:, None, :, None].expand(rows, heads, tokens, dim)
+        self._buffer.scatter_(2, index, states)
+        return self._buffer[:, :, : slots.num_columns]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but those of int64 `rows`."""
+        if self._buffer is not None:
+            self._buffer = self._buffer[rows]
+
+
+def attention_mask_for(implementation: str | None, is_seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as an attention implementation takes it: bool `is_seen`, or for eager attention what is added."""
+    if implementation != "eager":
+        return is_seen
+    added = torch.zeros(is_seen.shape, dtype=dtype, device=is_seen.device)
+    return added.masked_fill(~is_seen, torch.finfo(dtype).min)
+
+
+class RowContextCache:
+    """The drafter's context of several rows, as [`DraftContextCache`] is that of one.
+
+    Args:
+        num_layers: Draft layers.
+        capacity: Most tokens of a row, a block included.
+    """
+
+    def __init__(self, num_layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.slots: RowSlots
+        self._buffers = [(RowBuffer(capacity), RowBuffer(capacity)) for _ in range(num_layers)]
+
+    def append(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write `[rows, kv_heads, tokens, head_dim]` into `slots`; views of all columns that count."""
+        key_buffer, value_buffer = self._buffers[layer_idx]
+        return key_buffer.write(keys, self.slots), value_buffer.write(values, self.slots)
+
+    def commit(self, num_tokens: int) -> None:
+        """Nothing to note: what counts is what the next forward's slots and mask say."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but those of int64 `rows`."""
+        for pair in self._buffers:
+            for buffer in pair:
+                buffer.keep(rows)
+
+
+DraftCache: TypeAlias = DraftContextCache | RowContextCache

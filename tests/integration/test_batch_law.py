@@ -1,0 +1,127 @@
+"""Sampled batches: each row follows the target's law, and rows are independent of each other.
+
+One call of generate() with `num_return_sequences` draws thousands of texts of one prompt.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from sampled_law import (
+    CAUGHT,
+    HEADS,
+    LEVEL,
+    OPTIONS,
+    PROMPT,
+    VOCAB,
+    arguments,
+    exact_law,
+    p_value,
+    small_drafter,
+    small_target,
+)
+from scipy.stats import chi2_contingency
+
+from dspark_hf.decoding import batch as batch_module
+from dspark_hf.decoding import draft as draft_module
+
+NUM_DRAWS = 4000
+QUICK = ["temperature_1", "top_k", "repetition_penalty", "min_new_tokens", "temperature+top_k+top_p"]
+NUM_TESTS = len(OPTIONS) * len(HEADS) + 20  # that share one level
+
+
+@pytest.fixture(scope="module")
+def target():
+    return small_target()
+
+
+def draws(target, drafter, options, seed, **knobs):
+    """New tokens int64 `[NUM_DRAWS, NUM_NEW]` of one call."""
+    torch.manual_seed(seed)
+    output = target.generate(
+        PROMPT, assistant_model=drafter, num_return_sequences=NUM_DRAWS, **arguments(options) | knobs
+    )
+    return output[:, PROMPT.shape[1] :]
+
+
+def law_p_value(target, drafter, options, seed, **knobs):
+    """Chi-square of the texts, cut at the end token, against the exact law."""
+    eos = options.get("eos_token_id")
+    counts = Counter()
+    for tokens in draws(target, drafter, options, seed, **knobs).tolist():
+        end = tokens.index(eos) + 1 if eos in tokens else len(tokens)
+        counts[tuple(tokens[:end])] += 1
+    return p_value(counts, exact_law(target, options))
+
+
+def drafter_of(target, head, reduced):
+    return small_drafter(target, head, ids=[0, 2, 3] if reduced else None)
+
+
+@pytest.mark.parametrize("policy", ["full", "threshold"])
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("name", QUICK)
+def test_rows_follow_the_target_law(target, name, reduced, policy):
+    head = "vanilla" if policy == "threshold" else list(HEADS)[QUICK.index(name) % len(HEADS)]
+    knobs = {"verification_policy": policy, "assistant_confidence_threshold": 0.35}
+    value = law_p_value(target, drafter_of(target, head, reduced), OPTIONS[name], 1, **knobs)
+    assert value > LEVEL / NUM_TESTS
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_rows_follow_the_target_law_under_every_processor(target, name, head, reduced):
+    assert law_p_value(target, drafter_of(target, head, reduced), OPTIONS[name], 2) > LEVEL / NUM_TESTS
+
+
+def test_rows_that_leave_early_do_not_bias_the_others(target, monkeypatch):
+    monkeypatch.setattr(batch_module, "COMPACT_SHARE", 0.01)
+    options = {"eos_token_id": 2}
+    assert law_p_value(target, drafter_of(target, "vanilla", False), options, 3) > LEVEL / NUM_TESTS
+
+
+def independence_p_value(tokens):
+    """Chi-square of the table of neighbouring rows' first drafted tokens, in slot 1."""
+    first = tokens[:, 1]
+    table = np.zeros((VOCAB, VOCAB))
+    np.add.at(table, (first[0::2].numpy(), first[1::2].numpy()), 1)
+    return float(chi2_contingency(table).pvalue)
+
+
+def test_rows_are_independent(target):
+    drawn = draws(target, drafter_of(target, "vanilla", False), {}, 4)
+    assert independence_p_value(drawn) > LEVEL / NUM_TESTS
+
+
+@pytest.mark.parametrize("where", ["draft", "accept"])
+def test_control_shared_draws_are_caught(target, monkeypatch, where):
+    """The same uniforms for neighbouring rows: each row's law is right, and together they are not."""
+    monkeypatch.setattr(batch_module, "COMPACT_SHARE", 2.0)  # so that neighbours stay neighbours
+    module = draft_module if where == "draft" else batch_module
+    right = module.draw_uniforms
+
+    def shared(*shape, device):
+        drawn = right(*shape, device=device)
+        dim = shape.index(NUM_DRAWS)
+        pairs = torch.arange(NUM_DRAWS) // 2 * 2
+        return drawn.index_select(dim, pairs)
+
+    monkeypatch.setattr(module, "draw_uniforms", shared)
+    drawn = draws(target, drafter_of(target, "vanilla", False), {}, 5)
+    assert independence_p_value(drawn) < CAUGHT
+
+
+def test_control_dropping_drafts_by_their_value_is_caught(target, monkeypatch):
+    right = batch_module.BatchRun._scheduled
+
+    def biased(self, proposal):
+        drafts, lengths = right(self, proposal)
+        if drafts.shape[1]:
+            lengths = torch.where(drafts[:, 0] == 1, 0, lengths)
+        return drafts, lengths
+
+    monkeypatch.setattr(batch_module.BatchRun, "_scheduled", biased)
+    assert law_p_value(target, drafter_of(target, "vanilla", False), {}, 6) < CAUGHT

@@ -1,0 +1,179 @@
+"""Batches: every row says what plain batched generation says, whatever its neighbours accept."""
+
+import pytest
+import torch
+from families import FAMILIES, NAMED_FAMILIES, OTHER_FAMILIES
+from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
+from transformers.generation.stopping_criteria import StoppingCriteria
+
+from dspark_hf import record_speculation
+from dspark_hf.decoding import batch as batch_module
+
+NUM_NEW = 20
+POLICIES = [
+    {"verification_policy": "full"},
+    {"verification_policy": "threshold", "assistant_confidence_threshold": 0.3},
+]
+
+
+def padded(rows):
+    """Ids and mask int64 `[rows, longest]` of prompts int64 `[length]`, padded on the left with 0."""
+    longest = max(len(row) for row in rows)
+    ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0)) for row in rows])
+    mask = torch.stack([(torch.arange(longest) >= longest - len(row)).long() for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "pad_token_id": 0}
+
+
+def ragged(lengths, vocab_size=61):
+    return padded([random_ids(n, vocab_size=vocab_size, seed=i)[0] for i, n in enumerate(lengths)])
+
+
+def prefixes_of_one_text(target, num_rows, start=4):
+    """Prompts that all go on as the same greedy text, so that one oracle knows what each row will say."""
+    whole = greedy(target, random_ids(start), max_new_tokens=60)[0]
+    return whole, padded([whole[: start + 3 * (row % 5) + row // 5] for row in range(num_rows)])
+
+
+def together(target, drafter, inputs, **options):
+    """Greedy generation with a drafter; raises unless the rows shared their forwards."""
+    with record_speculation() as report:
+        output = target.generate(**inputs, do_sample=False, assistant_model=drafter, **options)
+    num_rows = inputs["input_ids"].shape[0]
+    assert report.num_calls == num_rows
+    assert report.num_target_forwards < report.num_rounds + num_rows or num_rows == 1
+    return output
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["verification_policy"])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 17])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_rows_say_what_plain_batches_and_solo_runs_say(kind, num_rows, policy):
+    target = tiny_target(kind)
+    inputs = ragged([3 + 5 * row % 11 for row in range(num_rows)])
+    expected = greedy(target, **inputs, max_new_tokens=NUM_NEW)
+    for drafter in (
+        tiny_drafter(target),
+        tiny_drafter(target, markov_head_type="rnn"),
+        tiny_drafter(target, draft_vocab_size=40),
+    ):
+        assert torch.equal(together(target, drafter, inputs, max_new_tokens=NUM_NEW, **policy), expected)
+    for row in range(num_rows):
+        ids = inputs["input_ids"][row : row + 1, inputs["attention_mask"][row] == 1]
+        solo = greedy(target, ids, max_new_tokens=NUM_NEW)
+        assert torch.equal(solo[0, ids.shape[1] :], expected[row, -NUM_NEW:])
+
+
+@pytest.mark.parametrize("hit_rate", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("num_rows", [2, 8])
+def test_rows_that_accept_different_numbers(num_rows, hit_rate):
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, num_rows)
+    oracle = OracleDrafter.for_target(target, whole, hit_rate=hit_rate)
+    for num_new in (1, 2, 9, NUM_NEW):
+        expected = greedy(target, **inputs, max_new_tokens=num_new)
+        with record_speculation() as report:
+            got = target.generate(**inputs, do_sample=False, max_new_tokens=num_new, assistant_model=oracle)
+        assert torch.equal(got, expected)
+    assert report.tau > {0.5: 1.5, 0.8: 2.5, 1.0: 6.0}[hit_rate]
+
+
+OPTIONS = [
+    {"eos_token_id": list(range(3, 12))},
+    {"repetition_penalty": 1.4},
+    {"no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[3], [4, 5]], "sequence_bias": [[[7], 2.0]]},
+    {"min_new_tokens": 8, "eos_token_id": list(range(3, 20))},
+    {"forced_eos_token_id": 7, "eos_token_id": 7},
+    {"prefill_chunk_size": 4},
+    {"encoder_repetition_penalty": 1.5},
+    {"encoder_no_repeat_ngram_size": 2},
+    {"max_new_tokens": 3},
+    {"do_sample": True, "top_k": 1, "num_return_sequences": 2, "repetition_penalty": 1.3},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize("compacts_at", [0.01, 0.25, 2.0])
+def test_options_of_generate(options, compacts_at, monkeypatch):
+    monkeypatch.setattr(batch_module, "COMPACT_SHARE", compacts_at)
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, 5)
+    common = {"do_sample": False, "max_new_tokens": NUM_NEW} | options
+    expected = target.generate(**inputs, **common)
+    for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, whole, hit_rate=0.8)):
+        got = target.generate(**inputs, **common, assistant_model=drafter)
+        assert torch.equal(got, expected)
+
+
+def test_prefix_allowed_tokens_are_asked_with_the_number_of_the_prompt():
+    target = tiny_target()
+    inputs = ragged([3, 7, 5])
+
+    def allowed(prompt, ids):
+        return [token for token in range(61) if (token + int(ids[-1]) + prompt) % 3]
+
+    for options in ({"do_sample": False}, {"do_sample": True, "top_k": 1, "num_return_sequences": 2}):
+        common = options | {"max_new_tokens": 12, "prefix_allowed_tokens_fn": allowed}
+        expected = target.generate(**inputs, **common)
+        assert torch.equal(target.generate(**inputs, **common, assistant_model=tiny_drafter(target)), expected)
+
+
+def test_custom_criteria_stop_each_row_by_itself():
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, 4)
+
+    class EndsOnMultiples(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return input_ids[:, -1] % 7 == 0
+
+    common = {"max_new_tokens": NUM_NEW, "eos_token_id": 3, "stopping_criteria": [EndsOnMultiples()]}
+    expected = greedy(target, **inputs, **common)
+    for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, whole, hit_rate=0.8)):
+        assert torch.equal(together(target, drafter, inputs, **common), expected)
+
+
+def test_scores_logits_and_reports():
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, 3)
+    common = {
+        "max_new_tokens": NUM_NEW, "return_dict_in_generate": True, "output_scores": True, "output_logits": True,
+        "repetition_penalty": 1.2,
+    }  # fmt: skip
+    expected = greedy(target, **inputs, **common)
+    got = together(target, OracleDrafter.for_target(target, whole, hit_rate=0.8), inputs, **common)
+    assert torch.equal(got.sequences, expected.sequences)
+    for name in ("scores", "logits"):
+        assert len(getattr(got, name)) == NUM_NEW
+        for mine, theirs in zip(getattr(got, name), getattr(expected, name), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    assert got.speculation.num_new_tokens == 3 * NUM_NEW
+    assert got.cache is None
+
+
+@pytest.mark.parametrize(
+    "family",
+    [*NAMED_FAMILIES, *(pytest.param(name, marks=pytest.mark.full) for name in OTHER_FAMILIES)],
+)
+def test_families(family):
+    target = FAMILIES[family].build()
+    inputs = ragged([9, 4, 12, 1], vocab_size=128)
+    for options in ({}, {"eos_token_id": list(range(3, 40))}, {"prefill_chunk_size": 5, "repetition_penalty": 1.2}):
+        common = {"max_new_tokens": NUM_NEW} | options
+        expected = greedy(target, **inputs, **common)
+        for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, expected[0, 3:], hit_rate=0.8)):
+            assert torch.equal(greedy(target, **inputs, **common, assistant_model=drafter), expected)
+
+
+def test_what_rows_cannot_share_runs_one_by_one(caplog):
+    target = tiny_target()
+    inputs = ragged([3, 6])
+    expected = greedy(target, **inputs, max_new_tokens=8, return_dict_in_generate=True, output_hidden_states=True)
+    got = greedy(
+        target, **inputs, max_new_tokens=8, return_dict_in_generate=True, output_hidden_states=True,
+        assistant_model=tiny_drafter(target),
+    )  # fmt: skip
+    assert torch.equal(got.sequences, expected.sequences)
+    for mine, theirs in zip(got.hidden_states[1:], expected.hidden_states[1:], strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    assert "one after the other" in caplog.text
