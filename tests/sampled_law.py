@@ -5,6 +5,7 @@ draft, the next two are drafted in slots 1 and 2 of the first round, and those t
 test gives the same answer each time; levels were chosen beforehand.
 """
 
+import functools
 import itertools
 from collections import Counter
 from unittest import mock
@@ -26,6 +27,19 @@ NUM_NEW = 4
 PROMPT = random_ids(6, vocab_size=VOCAB)
 LEVEL = 1e-3  # false alarms of a whole file, shared among its tests
 CAUGHT = 1e-6  # a planted bias must reach this
+
+
+class Watermark(WatermarkingConfig):
+    """Builds its processor once: each one shuffles a million numbers, and draws are many."""
+
+    def construct_processor(self, vocab_size, device):
+        return _watermark(self.greenlist_ratio, self.bias, vocab_size, device)
+
+
+@functools.cache
+def _watermark(greenlist_ratio, bias, vocab_size, device):
+    return WatermarkingConfig(greenlist_ratio=greenlist_ratio, bias=bias).construct_processor(vocab_size, device)
+
 
 HEADS = {
     "vanilla": {},
@@ -59,7 +73,7 @@ ALONE = {
     "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: [0, 1, 3, 4] if ids[-1] else [1, 2]},
     "remove_invalid_values": {"remove_invalid_values": True},
     "renormalize_logits": {"renormalize_logits": True, "sequence_bias": [[[1], 1.0]]},
-    "watermarking_config": {"watermarking_config": WatermarkingConfig(greenlist_ratio=0.4, bias=1.0)},
+    "watermarking_config": {"watermarking_config": Watermark(greenlist_ratio=0.4, bias=1.0)},
 }
 STACKED = {
     "temperature+top_k+top_p": {"temperature": 1.3, "top_k": 4, "top_p": 0.8},
@@ -70,7 +84,7 @@ STACKED = {
     "bias+lengths+typical+watermark": {
         "sequence_bias": [[[1], 0.5]], "min_new_tokens": 2, "eos_token_id": 4, "typical_p": 0.9, "eta_cutoff": 0.05,
         "exponential_decay_length_penalty": (2, 1.2),
-        "watermarking_config": WatermarkingConfig(greenlist_ratio=0.4, bias=1.0),
+        "watermarking_config": Watermark(greenlist_ratio=0.4, bias=1.0),
     },
 }  # fmt: skip
 OPTIONS = ALONE | STACKED

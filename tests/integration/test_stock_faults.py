@@ -13,13 +13,13 @@ from transformers.generation.stopping_criteria import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from dspark_hf import DSparkCandidateGenerator, UnsupportedGenerationError
-from dspark_hf.decoding.loop import _warn_of_second_run
+from dspark_hf.decoding.prompt_inputs import warn_of_second_run
 from dspark_hf.decoding.route import _ROUTE_MARK
 from dspark_hf.evaluation.agreement import explain_difference
 
 
 def test_1_a_used_cache_is_run_again_from_the_whole_sequence(target, drafter, caplog):
-    _warn_of_second_run.cache_clear()
+    warn_of_second_run.cache_clear()
     ids = random_ids(7)
     cache = DynamicCache(config=target.config)
     first = greedy(target, ids, max_new_tokens=6, cache=cache, assistant_model=drafter)

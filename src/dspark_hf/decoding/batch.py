@@ -59,12 +59,12 @@ class BatchRun:
         self,
         model: TargetModel,
         drafter: DSparkDraftModel,
-        logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        warn_of_unusable: Callable[[], None],
+        logits_processor: LogitsProcessorList,
         model_kwargs: dict[str, Any],
         input_ids: Tensor,
-        warn_of_unusable: Callable[[], None],
     ) -> None:
         self._warn_of_unusable = warn_of_unusable
         num_rows, length = input_ids.shape

@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,19 +12,20 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from .._compat import CACHE_KEY, TargetModel
-from ..errors import UnsupportedGenerationError
+from .._compat import TargetModel
 from ..modeling_dspark import DSparkDraftModel
 from .accept import accept_greedy, accept_sampled
 from .batch import BatchRun
 from .candidate_generator import DSparkCandidateGenerator
 from .outputs import OutputRecorder
-from .refusals import refuse_cached_media, refuse_length, refuse_processors
+from .prompt_inputs import refuse_inputs, start_from_empty_cache
+from .refusals import refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
 from .row_processors import processors_for_rows
-from .rows import join_rows, refuse_rows, split_rows, why_one_by_one
+from .rows import join_rows, refuse_clock, refuse_rows, split_rows, why_one_by_one
 from .sampling import draw_uniforms, law, no_law_error
 from .stopping import StopChecker
+from .target_refusals import refuse_length
 from .types import Acceptance, Proposal, Verification
 from .verify import TargetRunner, last_logits
 
@@ -55,29 +56,54 @@ def dspark_decoding(
         UnsupportedGenerationError: before any forward, for inputs that this loop cannot serve.
     """
     refuse_processors(logits_processor)
-    _refuse_inputs(input_ids, model_kwargs)
+    refuse_inputs(input_ids, model_kwargs)
     refuse_length(model, generation_config.max_length)
-    warn_of_unusable = functools.cache(_warn_of_unusable_numbers)  # once for all rows of this call
-    common = (stopping_criteria, generation_config)
+    call = _Call(
+        model,
+        drafter,
+        stopping_criteria,
+        generation_config,
+        functools.cache(_warn_of_unusable_numbers),  # once for all rows of this call
+    )
     num_rows = input_ids.shape[0]
     if num_rows == 1:
-        return _generate_row(
-            model, drafter, logits_processor, *common, streamer, warn_of_unusable, input_ids, model_kwargs
-        )
+        run = _run_row(call, logits_processor, streamer, input_ids, model_kwargs)
+        publish(run.report)
+        return run.result()
     refuse_rows(num_rows, generation_config, stopping_criteria, streamer, model_kwargs)
     reason = why_one_by_one(model, input_ids, generation_config, model_kwargs)
-    if reason is None:
-        batch = BatchRun(model, drafter, logits_processor, *common, model_kwargs, input_ids, warn_of_unusable)
-        with model._optimize_model_for_decode():
-            return batch.run(input_ids)
-    _warn_of_rows(type(model).__name__, reason)
-    num_sequences = generation_config.num_return_sequences
-    rows = []
-    for row, (ids, kwargs) in enumerate(split_rows(input_ids, model_kwargs)):
-        processors = processors_for_rows(logits_processor, [row], num_rows, num_sequences)
-        rows.append(_generate_row(model, drafter, processors, *common, None, warn_of_unusable, ids, kwargs))
-    pad = getattr(generation_config, "_pad_token_tensor", None)
-    return join_rows(rows, 0 if pad is None else int(pad))
+    if reason is not None:
+        return _one_by_one(call, logits_processor, input_ids, model_kwargs, reason)
+    batch = BatchRun(*call, logits_processor, model_kwargs, input_ids)
+    with model._optimize_model_for_decode():
+        return batch.run(input_ids)
+
+
+class _Call(NamedTuple):
+    """What all rows of a call have in common."""
+
+    model: TargetModel
+    drafter: DSparkDraftModel
+    stopping_criteria: StoppingCriteriaList
+    generation_config: GenerationConfig
+    warn_of_unusable: Callable[[], None]
+
+
+def _one_by_one(
+    call: _Call, logits_processor: LogitsProcessorList, input_ids: Tensor, model_kwargs: dict[str, Any], reason: str
+) -> GenerateDSparkOutput | Tensor:
+    """Rows that cannot share forwards, one after the other."""
+    refuse_clock(call.stopping_criteria)
+    _warn_of_rows(type(call.model).__name__, reason)
+    num_rows, num_sequences = input_ids.shape[0], call.generation_config.num_return_sequences
+    runs = [
+        _run_row(call, processors_for_rows(logits_processor, [row], num_rows, num_sequences), None, ids, kwargs)
+        for row, (ids, kwargs) in enumerate(split_rows(input_ids, model_kwargs))
+    ]
+    for run in runs:
+        publish(run.report)
+    pad = getattr(call.generation_config, "_pad_token_tensor", None)
+    return join_rows([run.result() for run in runs], 0 if pad is None else int(pad))
 
 
 @functools.cache
@@ -90,33 +116,29 @@ def _warn_of_rows(target: str, reason: str) -> None:
     )
 
 
-def _generate_row(
-    model: TargetModel,
-    drafter: DSparkDraftModel,
+def _run_row(
+    call: _Call,
     logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
     streamer: BaseStreamer | None,
-    warn_of_unusable: Callable[[], None],
     input_ids: Tensor,
     model_kwargs: dict[str, Any],
-) -> GenerateDSparkOutput | Tensor:
+) -> "_Run":
     """Generate after one prompt `[1, length]`."""
-    generator = DSparkCandidateGenerator(drafter, model, generation_config, logits_processor, model_kwargs)
-    runner = TargetRunner(model, model_kwargs, generation_config, generator.model_kwargs_overrides)
-    run = _Run(generator, runner, stopping_criteria, generation_config, streamer, warn_of_unusable)
+    config = call.generation_config
+    generator = DSparkCandidateGenerator(call.drafter, call.model, config, logits_processor, model_kwargs)
+    runner = TargetRunner(call.model, model_kwargs, config, generator.model_kwargs_overrides)
+    run = _Run(generator, runner, call.stopping_criteria, config, streamer, call.warn_of_unusable)
     runner.refuse_prompt(input_ids)
     # After all refusals that need no forward: it may empty the caller's cache.
-    _start_from_empty_cache(model, input_ids, model_kwargs, generation_config)
+    start_from_empty_cache(call.model, input_ids, model_kwargs, config)
     with runner.guarding_cache():
         is_done = run.prompt(input_ids)
-        with model._optimize_model_for_decode():
+        with call.model._optimize_model_for_decode():
             while not is_done:
                 is_done = run.round()
     if streamer is not None:
         streamer.end()
-    publish(run.report)
-    return run.recorder.result(run.ids, run.report)
+    return run
 
 
 class _Run:
@@ -181,6 +203,10 @@ class _Run:
         self._count(proposal, width, num_accepted)
         self._clock.mark("other_s")
         return is_done
+
+    def result(self) -> GenerateDSparkOutput | Tensor:
+        """What generate() returns."""
+        return self.recorder.result(self.ids, self.report)
 
     # -- parts of a round ---------------------------------------------------------------------------------------
 
@@ -251,46 +277,4 @@ def _warn_of_unusable_numbers() -> None:
         "the drafter produced NaN or infinite numbers; drafts from there on are not verified (output is unaffected, "
         "speed is lost). In float16 numbers overflow: load the drafter in bfloat16 or float32. In those dtypes its "
         "weights, or the target's head, hold such numbers"
-    )
-
-
-def _refuse_inputs(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
-    if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
-        raise UnsupportedGenerationError(
-            f"a drafter needs the prompt as input_ids, got ids of shape {tuple(input_ids.shape)}"
-            + (" and inputs_embeds" if model_kwargs.get("inputs_embeds") is not None else "")
-            + "; pass input_ids, or leave assistant_model out"
-        )
-    if model_kwargs.get(CACHE_KEY) is None:
-        raise UnsupportedGenerationError(
-            "a drafter needs a target with a key/value cache, and generate() prepared none; leave assistant_model out"
-        )
-
-
-def _start_from_empty_cache(
-    model: TargetModel, input_ids: Tensor, model_kwargs: dict[str, Any], generation_config: GenerationConfig
-) -> None:
-    """A cache that already holds tokens comes without their features: run the whole text again, if it is there."""
-    cache = model_kwargs[CACHE_KEY]
-    num_cached = int(cache.get_seq_length())
-    if num_cached == 0:
-        return
-    mask = model_kwargs.get("attention_mask")
-    num_text = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
-    if num_text != input_ids.shape[1] or input_ids.shape[1] <= num_cached:
-        raise UnsupportedGenerationError(
-            f"the cache holds {num_cached} tokens and {input_ids.shape[1]} ids were passed, which is not a longer "
-            "text; the drafter needs the features of every token. Pass the whole sequence as input_ids, with an empty "
-            "cache (cache.reset()) if it holds no less, or leave assistant_model out"
-        )
-    refuse_cached_media(model, input_ids[:, :num_cached])
-    _warn_of_second_run()
-    cache.reset()
-
-
-@functools.cache
-def _warn_of_second_run() -> None:
-    """Once: a chat would repeat it every turn."""
-    logger.warning(
-        "a cache that holds tokens comes without the features that the drafter needs; the whole sequence is run again"
     )

@@ -1,30 +1,21 @@
-"""What speculation cannot do, said before any work is done."""
+"""Which arguments of generate() a drafter cannot serve, said before any work is done."""
 
 import functools
 import logging
 import os
-import re
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers import GenerationConfig
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.generation import logits_process as lp
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessorList
 
 from .._compat import TargetModel
-from ..errors import IncompatibleTargetError, UnsupportedGenerationError
+from ..errors import UnsupportedGenerationError
 from ..modeling_dspark import DSparkDraftModel
+from .target_refusals import refuse_kind, refuse_target
 
 logger = logging.getLogger(__name__)
-
-# A target's vocabulary may differ from the drafter's by this fraction: Qwen2.5 pads 151,936 to 152,064 rows.
-MAX_VOCABULARY_CHANGE = 64
-
-# Ids in a multimodal config that stand in the text for an image, a video or a sound.
-_MEDIA_TOKEN = re.compile(r"(image|video|audio|speech|vision)\w*_token_(id|index)$")
 
 # They carry state from one call to the next, and speculation calls them on prefixes that are later rejected.
 STATEFUL_PROCESSORS = (
@@ -32,11 +23,6 @@ STATEFUL_PROCESSORS = (
     lp.SynthIDTextWatermarkLogitsProcessor,
     lp.DiaEOSDelayPatternLogitsProcessor,
 )
-
-_CHANGING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
-
-# Layers whose state sums up everything before; those named "conv" keep the last few positions and can go back.
-_RECURRENT_LAYER_TYPES = frozenset({"linear_attention", "mamba", "recurrent"})
 
 # Other ways to speculate, which would run instead of the drafter or change what the target says; and a drafter's own
 # setting.
@@ -55,17 +41,18 @@ _SEARCH_OPTIONS = (("force_words_ids", None), ("constraints", None), ("num_beams
 
 
 def refuse_assistant(assistant: object) -> None:
-    """Raise UnsupportedGenerationError for an assistant that is no loaded model; transformers asks its config."""
-    if assistant is None or (hasattr(assistant, "config") and not isinstance(assistant, type)):
-        return
+    """Raise UnsupportedGenerationError for what a drafter might be taken from, in place of the drafter.
+
+    Anything else is transformers' affair, or that of another library.
+    """
     inner = getattr(assistant, "module", None)
-    way_out = (
-        "pass the model inside it, assistant_model.module"
-        if hasattr(inner, "config")
-        else "load it first, e.g. DSparkDraftModel.from_pretrained(...), and pass what that returns"
-    )
-    kind = f"the class {assistant.__name__}" if isinstance(assistant, type) else f"a {type(assistant).__name__}"
-    what = repr(assistant) if isinstance(assistant, str | os.PathLike) else kind
+    if getattr(inner, "is_dspark_drafter", False) is True:
+        what, way_out = f"a {type(assistant).__name__} around it", "pass the drafter inside, assistant_model.module"
+    elif isinstance(assistant, str | os.PathLike | PreTrainedConfig | type):
+        what = f"a {type(assistant).__name__}" if isinstance(assistant, PreTrainedConfig) else repr(assistant)
+        way_out = "load it first, e.g. DSparkDraftModel.from_pretrained(...), and pass what that returns"
+    else:
+        return
     raise UnsupportedGenerationError(f"assistant_model must be a loaded model, got {what}; {way_out}")
 
 
@@ -85,15 +72,38 @@ def refuse_generation(
         UnsupportedGenerationError: an option, a decoding method or a kind of target that cannot be combined.
         IncompatibleTargetError: the drafter was made for another target.
     """
-    if generation_mode != GenerationMode.ASSISTED_GENERATION:
-        values = [(name, getattr(generation_config, name, None), plain) for name, plain in _SEARCH_OPTIONS]
-        name, value, plain = next(
-            ((n, v, p) for n, v, p in values if v is not None and v != p), ("generation mode", generation_mode, None)
-        )
+    _refuse_search(generation_mode, generation_config)
+    _refuse_options(generation_config)
+    if mode_kwargs.get("assistant_tokenizer") is not None:
         raise UnsupportedGenerationError(
-            f"{name}={value!r} asks for {generation_mode.value}, and assistant_model works with greedy search and "
-            f"sampling; set {name}={plain}, or leave assistant_model out"
+            "assistant_tokenizer is for assistants with a vocabulary of their own, and a drafter speaks the target's; "
+            "leave assistant_tokenizer out"
         )
+    if mode_kwargs.get("synced_gpus"):
+        raise UnsupportedGenerationError(
+            "synced_gpus=True (ZeRO stage 3 or FSDP generation) cannot be combined with a DSpark drafter; "
+            "leave assistant_model out"
+        )
+    if generation_config.num_assistant_tokens_schedule not in (None, "constant"):
+        _warn_of_schedule(generation_config.num_assistant_tokens_schedule)
+    refuse_kind(target)
+    refuse_target(target, drafter)
+
+
+def _refuse_search(generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
+    if generation_mode == GenerationMode.ASSISTED_GENERATION:
+        return
+    values = [(name, getattr(generation_config, name, None), plain) for name, plain in _SEARCH_OPTIONS]
+    name, value, plain = next(
+        ((n, v, p) for n, v, p in values if v is not None and v != p), ("generation mode", generation_mode, None)
+    )
+    raise UnsupportedGenerationError(
+        f"{name}={value!r} asks for {generation_mode.value}, and assistant_model works with greedy search and "
+        f"sampling; set {name}={plain}, or leave assistant_model out"
+    )
+
+
+def _refuse_options(generation_config: GenerationConfig) -> None:
     for option in _CONFLICTING_OPTIONS:
         value = getattr(generation_config, option, None)
         if value is not None and value is not False:
@@ -111,35 +121,6 @@ def refuse_generation(
             f"guidance_scale={scale} keeps state between steps, which speculation would corrupt; "
             "set it to 1, or leave assistant_model out"
         )
-    if mode_kwargs.get("assistant_tokenizer") is not None:
-        raise UnsupportedGenerationError(
-            "assistant_tokenizer is for assistants with a vocabulary of their own, and a drafter speaks the target's; "
-            "leave assistant_tokenizer out"
-        )
-    if mode_kwargs.get("synced_gpus"):
-        raise UnsupportedGenerationError(
-            "synced_gpus=True (ZeRO stage 3 or FSDP generation) cannot be combined with a DSpark drafter; "
-            "leave assistant_model out"
-        )
-    if generation_config.num_assistant_tokens_schedule not in (None, "constant"):
-        _warn_of_schedule(generation_config.num_assistant_tokens_schedule)
-    _refuse_kind(target)
-    refuse_target(target, drafter)
-
-
-def _refuse_kind(target: TargetModel) -> None:
-    text = target.config.get_text_config(decoder=True)
-    layer_types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
-    if target.config.is_encoder_decoder:
-        kind = "an encoder-decoder"
-    elif target._is_stateful or not _RECURRENT_LAYER_TYPES.isdisjoint(layer_types):
-        kind = "a recurrent model"
-    else:
-        return
-    raise UnsupportedGenerationError(
-        f"{type(target).__name__} is {kind}; a drafter needs a decoder-only target whose cache can be rolled back. "
-        "Leave assistant_model out"
-    )
 
 
 @functools.cache
@@ -150,147 +131,6 @@ def _warn_of_schedule(schedule: str) -> None:
         "verification_policy='threshold' varies how much of a block is verified",
         schedule,
     )
-
-
-def refuse_cache(target: TargetModel, cache: Any, max_length: int) -> None:
-    """Raise UnsupportedGenerationError for a cache that can be seen not to roll back, or not to hold the drafts.
-
-    Layers with states of their own show what they are at their first forward only; none is judged here.
-    """
-    layers = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, CacheLayerMixin)]
-    layers = [layer for layer in layers if not isinstance(layer, LinearAttentionCacheLayerMixin)]
-    stuck = [layer for layer in layers if not layer.is_croppable]
-    if any(getattr(layer, "is_sliding", False) for layer in stuck):
-        raise UnsupportedGenerationError(
-            f"a static cache of {type(target).__name__} whose sliding windows are shorter than the text (up to "
-            f"{max_length} tokens) cannot be rolled back; use the default cache, or a shorter max_length"
-        )
-    if stuck:
-        raise UnsupportedGenerationError(
-            f"a {type(cache).__name__} with layers of type {type(stuck[0]).__name__} cannot be rolled back; use the "
-            "default cache, or leave assistant_model out"
-        )
-    sizes = [layer.get_max_length() for layer in layers if not getattr(layer, "is_sliding", False)]
-    size = min((size for size in sizes if size > 0), default=max_length)
-    if size < max_length - 1:
-        raise UnsupportedGenerationError(
-            f"the cache holds {size} tokens, and this call may reach {max_length}, drafts included; pass a cache of "
-            f"{max_length - 1}, or a shorter max_length"
-        )
-
-
-def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
-    """Raise IncompatibleTargetError where the drafter was not made for this target."""
-    if drafter.device.type == "meta":
-        raise IncompatibleTargetError("the drafter is on the meta device and has no weights; load it before generating")
-    theirs = target.config.get_text_config(decoder=True)
-    ours = drafter.config
-    pairs: list[tuple[str, Any, Any]] = [
-        ("hidden_size", getattr(theirs, "hidden_size", None), ours.hidden_size),
-        ("number of decoder layers", getattr(theirs, "num_hidden_layers", None), ours.num_target_layers),
-    ]
-    for what, target_value, drafter_value in pairs:
-        if target_value != drafter_value:
-            raise IncompatibleTargetError(
-                f"the drafter was made for a target with {what} {drafter_value}, {type(target).__name__} has "
-                f"{target_value}; load the drafter of this target"
-            )
-    vocab_size = _refuse_vocabulary(target, drafter)
-    head = target.get_output_embeddings()
-    for what, module in (("input embedding", target.get_input_embeddings()), ("output head", head)):
-        shape = tuple(getattr(getattr(module, "weight", None), "shape", ()))
-        # A packed weight of a quantised module has another shape, and says nothing.
-        is_plain = (
-            isinstance(module, nn.Embedding | nn.Linear) and len(shape) == 2 and module.weight.is_floating_point()
-        )
-        if is_plain and shape != (vocab_size, ours.hidden_size):
-            raise IncompatibleTargetError(
-                f"the drafter borrows the target's {what} as [{vocab_size}, {ours.hidden_size}], and "
-                f"{type(target).__name__} has one of {list(shape)}; a drafter needs a target whose embedding and head "
-                "cover its vocabulary at its hidden size"
-            )
-    if head is None:
-        raise IncompatibleTargetError(
-            f"{type(target).__name__} has no output head (get_output_embeddings() is None), and the drafter borrows "
-            "it; load the target with AutoModelForCausalLM"
-        )
-
-
-def _refuse_vocabulary(target: TargetModel, drafter: DSparkDraftModel) -> int:
-    """The target's vocabulary size; raise where it cannot be the drafter's, resized or padded.
-
-    Added tokens and padding rows change a size by little, another tokenizer by much (or not at all: no size can tell).
-    """
-    theirs = target.config.get_text_config(decoder=True).vocab_size
-    ours = drafter.config
-    if abs(theirs - ours.vocab_size) * MAX_VOCABULARY_CHANGE > ours.vocab_size:
-        raise IncompatibleTargetError(
-            f"the drafter was made for a target with vocab_size {ours.vocab_size}, {type(target).__name__} has "
-            f"{theirs}; that is more than added tokens or padding (1/{MAX_VOCABULARY_CHANGE} of it), so load the "
-            "drafter of this target"
-        )
-    if theirs <= ours.mask_token_id:
-        raise IncompatibleTargetError(
-            f"the drafter's mask_token_id {ours.mask_token_id} is not in the vocabulary of {type(target).__name__}, "
-            f"which was cut to {theirs}; resize the target to at least {ours.mask_token_id + 1} tokens"
-        )
-    if theirs != ours.vocab_size:
-        _warn_of_vocabularies(theirs, ours.vocab_size)
-    return int(theirs)
-
-
-@functools.cache
-def _warn_of_vocabularies(theirs: int, ours: int) -> None:
-    """Once per pair of sizes."""
-    logger.warning(
-        "the target has %d tokens and the drafter was made for %d; tokens that only one of them has are never drafted "
-        "(output is unaffected)",
-        theirs,
-        ours,
-    )
-
-
-def refuse_length(target: TargetModel, max_length: int) -> None:
-    """Raise for targets whose RoPE changes with the length of the text, where this call may pass the change.
-
-    Their forward over several tokens then is not what it would be one token at a time, with any way of speculating.
-
-    Raises:
-        UnsupportedGenerationError: the text may grow past the length where frequencies change.
-    """
-    config = target.config.get_text_config(decoder=True)
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    changing = sorted({str(part.get("rope_type")) for part in parts} & _CHANGING_ROPE_TYPES)
-    if not changing:
-        return
-    named = [part.get("original_max_position_embeddings") for part in parts]
-    limit = min([config.max_position_embeddings, *(int(length) for length in named if length is not None)])
-    if max_length > limit:
-        raise UnsupportedGenerationError(
-            f"{type(target).__name__} has {changing[0]!r} RoPE, whose frequencies change when a text passes {limit} "
-            f"tokens, and this call may reach {max_length}; drafts cannot be verified across that. Keep prompt and new "
-            f"tokens within {limit}, or leave assistant_model out"
-        )
-
-
-def refuse_cached_media(target: TargetModel, cached_ids: Tensor) -> None:
-    """Raise for a cache that holds images, videos or sounds: run again, its text would stand there without them.
-
-    Raises:
-        UnsupportedGenerationError: `cached_ids`, any shape, hold a placeholder of the target's config.
-    """
-    config = target.config
-    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
-    fields = [field for part in parts if part is not None for field in vars(part).items()]
-    media_ids = {value for name, value in fields if _MEDIA_TOKEN.search(name) and isinstance(value, int)}
-    held = torch.isin(cached_ids, torch.tensor(sorted(media_ids), dtype=torch.long, device=cached_ids.device))
-    if media_ids and bool(held.any()):
-        raise UnsupportedGenerationError(
-            f"the cache holds {int(held.sum())} tokens of images, videos or sounds, and the drafter needs the features "
-            "of every token, which come with a second run of the whole prompt. Pass the whole conversation and all its "
-            "media with an empty cache, or leave assistant_model out"
-        )
 
 
 def refuse_processors(processors: LogitsProcessorList) -> None:

@@ -15,11 +15,12 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
-from .._compat import CACHE_KEY, wrapped_method
+from .._compat import CACHE_KEY, REQUIRED_PARAMETERS, wrapped_method
 from ..modeling_dspark import DSparkDraftModel
 from .candidate_generator import DSparkCandidateGenerator
 from .loop import dspark_decoding
-from .refusals import refuse_assistant, refuse_cache, refuse_generation, refuse_target
+from .refusals import refuse_assistant, refuse_generation
+from .target_refusals import refuse_cache, refuse_target
 
 logger = logging.getLogger(__name__)
 
@@ -123,23 +124,24 @@ def _wrap_get_candidate_generator(original: Callable[..., Any]) -> Callable[...,
 def _wrap_assisted_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _assisted_decoding(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        drafter = kwargs.get("assistant_model")
+        given = dict(zip(REQUIRED_PARAMETERS["_assisted_decoding"][1:], args, strict=False)) | kwargs
+        drafter = given.get("assistant_model")
         if not is_drafter(drafter):
             return original(self, input_ids, *args, **kwargs)
         # Named arguments of the wrapped method; what remains is generate()'s model_kwargs.
         named = {
-            name: kwargs.pop(name, None)
+            name: given.pop(name, None)
             for name in ("logits_processor", "stopping_criteria", "generation_config", "streamer")
         }
         others = {
-            name: kwargs.pop(name, None)
+            name: given.pop(name, None)
             for name in ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
         }
         # Asked before, unless the target's class validates in its own way.
         config = named["generation_config"]
         refuse_generation(self, drafter, GenerationMode.ASSISTED_GENERATION, config, others)
-        refuse_cache(self, kwargs.get(CACHE_KEY), config.max_length)
-        return dspark_decoding(self, input_ids, drafter=drafter, model_kwargs=kwargs, **named)
+        refuse_cache(self, given.get(CACHE_KEY), config.max_length)
+        return dspark_decoding(self, input_ids, drafter=drafter, model_kwargs=given, **named)
 
     return _assisted_decoding
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from .._compat import CACHE_KEY, TargetModel
@@ -47,7 +47,8 @@ def refuse_rows(
         )
     if model_kwargs.get("mm_encoder_outputs") is not None:
         raise UnsupportedGenerationError(
-            f"{asked} cannot share encoded images or sounds between rows; pass the pixels, or call generate() per row"
+            f"{asked} with images, videos or sounds cannot be run with a drafter; call generate() once per row, or "
+            "leave assistant_model out"
         )
     may_differ = any(type(criterion) is not MaxLengthCriteria for criterion in stopping_criteria)
     if may_differ and getattr(generation_config, "_pad_token_tensor", None) is None:
@@ -59,6 +60,15 @@ def refuse_rows(
     if getattr(cache, "_is_user_defined", False):
         raise UnsupportedGenerationError(
             f"{asked} needs a cache for each row; leave the cache out, or call generate() once per row"
+        )
+
+
+def refuse_clock(stopping_criteria: StoppingCriteriaList) -> None:
+    """Raise UnsupportedGenerationError for a time limit on rows that run one by one: the first would use it up."""
+    if any(isinstance(criterion, MaxTimeCriteria) for criterion in stopping_criteria):
+        raise UnsupportedGenerationError(
+            "max_time would be used up by the first row, as the rows of this batch run one after the other; leave it "
+            "or assistant_model out, or call generate() once per row"
         )
 
 
@@ -82,6 +92,8 @@ def why_one_by_one(
     usual = is_real.cumsum(dim=1) - 1
     if positions is not None and not torch.equal(positions[is_real.bool()], usual[is_real.bool()]):
         return "it brings position_ids of its own"
+    if getattr(model_kwargs.get(CACHE_KEY), "offloading", False):
+        return "its cache is to be offloaded"
     return why_not_together(model)
 
 
@@ -101,12 +113,13 @@ def split_rows(input_ids: Tensor, model_kwargs: dict[str, Any]) -> Iterator[tupl
 
 
 def _row_of(key: str, value: Any, row: int, num_rows: int) -> Any:
-    if not isinstance(value, Tensor) or value.ndim == 0:
-        return value
-    dim = 1 if key == "position_ids" and value.ndim == 3 else 0  # [3, rows, length]: time, height and width
-    # generate() has repeated every tensor; pixel values and the like hold as many entries per row as they want.
-    size = value.shape[dim] // num_rows
-    return value.narrow(dim, row * size, size)
+    """A row's part of an argument; what does not count rows goes to every row."""
+    if isinstance(value, list | tuple) and len(value) == num_rows:
+        return value[row : row + 1]
+    dim = 1 if key == "position_ids" and getattr(value, "ndim", 0) == 3 else 0  # [3, rows, length]
+    if isinstance(value, Tensor) and value.ndim > dim and value.shape[dim] == num_rows:
+        return value.narrow(dim, row, 1)
+    return value
 
 
 def join_rows(results: list[GenerateDSparkOutput | Tensor], pad_token_id: int) -> GenerateDSparkOutput | Tensor:

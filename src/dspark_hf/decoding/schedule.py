@@ -40,7 +40,8 @@ class ThresholdPolicy:
     def __init__(self, threshold: float) -> None:
         if not isinstance(threshold, int | float) or not 0.0 <= threshold <= 1.0:
             raise UnsupportedGenerationError(
-                f"assistant_confidence_threshold must be a probability, 0 to 1, got {threshold!r}"
+                f"assistant_confidence_threshold must be a probability, 0 to 1, got {threshold!r}; leave it out for "
+                "the drafter's own"
             )
         self.threshold = threshold
 

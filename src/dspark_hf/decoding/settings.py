@@ -71,7 +71,10 @@ def _warn_of_cap(asked: int, block_size: int) -> None:
 def _policy(config: DSparkConfig, generation_config: GenerationConfig) -> VerificationPolicy:
     name = getattr(generation_config, "verification_policy", None) or config.verification_policy
     if name not in VERIFICATION_POLICIES:
-        raise UnsupportedGenerationError(f"verification_policy must be one of {VERIFICATION_POLICIES}, got {name!r}")
+        raise UnsupportedGenerationError(
+            f"verification_policy must be one of {VERIFICATION_POLICIES}, got {name!r}; leave it out for the drafter's "
+            "own"
+        )
     if name == "full":
         return FullPolicy()
     if not config.enable_confidence_head:

@@ -83,14 +83,15 @@ class TargetRunner:
         chunk_size = self._generation_config.prefill_chunk_size
         if chunk_size is not None and chunk_size < 1:
             raise UnsupportedGenerationError(
-                f"prefill_chunk_size must be >= 1, or None for no chunks, got {chunk_size}"
+                f"prefill_chunk_size must be >= 1, got {chunk_size}; leave it out, or set it to None, for no chunks"
             )
         uncuttable = sorted(
             key for key, value in self._kwargs.items() if value is not None and key not in _CHUNKABLE_KWARGS
         )
         if chunk_size is not None and chunk_size < input_ids.shape[1] and uncuttable:
             raise UnsupportedGenerationError(
-                f"prefill_chunk_size={chunk_size} cannot cut the inputs {uncuttable}; set prefill_chunk_size=None"
+                f"prefill_chunk_size={chunk_size} cannot cut the inputs {uncuttable} (images, videos or sounds, or "
+                "what your model takes besides tokens); set prefill_chunk_size=None"
             )
         if not any(self.cache.is_linear):  # such layers know only after their first forward
             self._require_roll_back()

@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from .._compat import MERGED_CONFIDENCE_THRESHOLD
 from ..configuration_dspark import DSparkConfig
-from ..decoding.refusals import refuse_target
 from ..decoding.report import GenerateDSparkOutput, SpeculationReport
+from ..decoding.target_refusals import refuse_target
 from ..modeling_dspark import DSparkDraftModel
 from ..prompts import Prompt, encode_prompt
 from .agreement import explain_difference

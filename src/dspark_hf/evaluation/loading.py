@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from .. import zoo
 from ..configuration_dspark import DSparkConfig
-from ..decoding.refusals import refuse_target
+from ..decoding.target_refusals import refuse_target
 from ..errors import DSparkError
 from ..modeling_dspark import DSparkDraftModel
 from .results import DrafterKind

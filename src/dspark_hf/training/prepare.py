@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..decoding.refusals import refuse_target
+from ..decoding.target_refusals import refuse_target
 from ..errors import TrainingDataError
 from ..evaluation.loading import load_drafter, load_target
 from ..modeling_dspark import DSparkDraftModel

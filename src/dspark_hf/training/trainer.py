@@ -11,8 +11,8 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedModel, Trainer
 
 from .._compat import check_overridable
-from ..decoding.refusals import refuse_target
 from ..decoding.report import record_speculation
+from ..decoding.target_refusals import refuse_target
 from ..errors import TrainingDataError
 from ..model.packed_blocks import PackedBlocks
 from ..modeling_dspark import DSparkDraftModel
