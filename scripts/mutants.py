@@ -56,7 +56,11 @@ TESTS = {
         "integration/test_drafting_reference.py",
         "integration/test_robustness.py",
     ],
+    "prefixes.py": ["unit/test_sampling.py"],
+    "prompt_inputs.py": ["integration/test_stock_faults.py"],
+    "batch.py": ["integration/test_batches.py", "integration/test_batch_law.py"],
     "candidate_generator.py": [
+        "unit/test_policies.py",
         "integration/test_stock_faults.py",
         "integration/test_greedy_agreement.py",
         "integration/test_drafting_reference.py",

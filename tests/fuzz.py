@@ -68,7 +68,7 @@ class StopsAt(StoppingCriteria):
 
 
 def generate(case: Case, assistant: Any = None) -> Any:
-    """What generate() returns for a case; an exception that plain generation raises as well is returned."""
+    """What generate() returns for a case."""
     target = target_of(case.family)
     ids = prompt(case.prompt_length, seed=case.prompt_seed)
     kwargs: dict[str, Any] = {"max_new_tokens": 12, "return_dict_in_generate": True, "pad_token_id": 0} | case.call
@@ -125,15 +125,22 @@ def _forget_ended_rows(case: Case, output: Any) -> None:
 
 
 def _is_near_tie(case: Case, got: Tensor, expected: Tensor) -> bool:
-    """Whether the target's two best scores at the first difference are equal but for rounding."""
-    shorter = min(got.shape[1], expected.shape[1])
-    differs = (got[:, :shorter] != expected[:, :shorter]).any(0).nonzero()
-    if not len(differs):
-        return False
-    first = int(differs[0]) - case.prompt_length - case.num_padding
+    """Whether each row that differs does so first between the two best tokens, with equal scores but for rounding."""
+    width = case.prompt_length + case.num_padding
     again = Case(**{**vars(case), "call": case.call | {"output_scores": True}})
-    best = generate(again).scores[first].topk(2).values
-    return bool((best[:, 0] - best[:, 1]).min() < MAX_GAP)
+    scores = generate(again).scores
+    shorter = min(got.shape[1], expected.shape[1])
+    if not bool((got[:, :shorter] != expected[:, :shorter]).any()):
+        return False
+    for row in range(len(got)):
+        differs = (got[row, :shorter] != expected[row, :shorter]).nonzero()
+        if len(differs):
+            first = int(differs[0])
+            best = scores[first - width][row].topk(2)
+            two = {int(got[row, first]), int(expected[row, first])}
+            if set(best.indices.tolist()) != two or float(best.values[0] - best.values[1]) >= MAX_GAP:
+                return False
+    return True
 
 
 def snippet(case: Case) -> str:

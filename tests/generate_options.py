@@ -7,7 +7,7 @@ told otherwise). It is run once plainly and once per drafter, and everything it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -69,21 +69,19 @@ class Option:
         name: As the table prints it.
         run: Makes the calls.
         note: What a user should know.
-        skip: Families it does not apply to, with the reason.
     """
 
     name: str
     run: Run
     note: str = ""
-    skip: dict[str, str] = field(default_factory=dict)
 
 
 _OPTIONS: list[Option] = []
 
 
-def option(name: str, note: str = "", skip: dict[str, str] | None = None) -> Callable[[Run], Run]:
+def option(name: str, note: str = "") -> Callable[[Run], Run]:
     def register(run: Run) -> Run:
-        _OPTIONS.append(Option(name, run, note, skip or {}))
+        _OPTIONS.append(Option(name, run, note))
         return run
 
     return register
@@ -270,11 +268,13 @@ def hidden_states_and_attentions(setup: Setup, call: Call) -> Any:
 
 @option("a batch of prompts", "no cache comes back; streamers are refused")
 def batch(setup: Setup, call: Call) -> Any:
-    lengths = (9, 4, 12, 1)
+    # All rows go on as the same text, so that one oracle knows what each will say.
+    lengths = (PROMPT_LENGTH, PROMPT_LENGTH + 5, PROMPT_LENGTH + 1, PROMPT_LENGTH + 3)
     ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    mask = torch.zeros_like(ids)
     for row, length in enumerate(lengths):
-        ids[row, -length:] = prompt(length, seed=row)
-    mask = (ids > 0).long()
+        ids[row, -length:] = setup.whole[:length]
+        mask[row, -length:] = 1
     ends = sorted({*setup.whole[PROMPT_LENGTH + 3 : PROMPT_LENGTH + 9].tolist(), *range(3, 20)})
     common = {"attention_mask": mask, "pad_token_id": 0}
     for options in ({}, {"eos_token_id": ends}, {"repetition_penalty": 1.3, "prefill_chunk_size": 5}):
@@ -299,9 +299,12 @@ def several_sequences(setup: Setup, call: Call) -> Any:
 # -- vocabularies and caches ------------------------------------------------------------------------------------------
 
 
-@option("resized vocabulary (tokens added since the drafter was made, or padding rows)", "up to 1/64 more or fewer")
+@option(
+    "resized vocabulary (tokens added since the drafter was made, or padding rows)",
+    "up to 1/64 more; fewer as long as the drafter's mask token stays",
+)
 def resized_vocabulary(setup: Setup, call: Call) -> Any:
-    for size in (VOCAB + 2, VOCAB - 1):
+    for size in (VOCAB + VOCAB // 64, VOCAB + 1, MASK + 1):
         target = setup.family.build()
         target.resize_token_embeddings(size, mean_resizing=False)
         ids = setup.ids.clamp(max=size - 1)
@@ -322,16 +325,13 @@ def cache_over_turns(setup: Setup, call: Call) -> Any:
         yield cache.get_seq_length()
 
 
-_NO_STATIC = "a static cache is shorter than its sliding window needs"
-
-
-@option(
-    '`cache_implementation="static"`',
-    skip={name: _NO_STATIC for name in ("Mistral", "Gemma2", "Gemma3", "Cohere2", "GPT-OSS", "EXAONE 4", "Ministral")},
-)
+@option('`cache_implementation="static"`', "with sliding windows, for texts up to the window; refused for longer ones")
 def static_cache(setup: Setup, call: Call) -> Any:
-    yield call(setup.ids, cache_implementation="static")
-    yield call(setup.ids, cache_implementation="static", max_new_tokens=9)
+    # Windows that hold the text; short ones are in the table of refusals.
+    windowed = {"sliding_window": 64} if "sliding_window" in setup.family.overrides else {}
+    target = setup.family.build(**windowed) if setup.family.overrides.get("sliding_window") else setup.target
+    yield call(setup.ids, target=target, cache_implementation="static")
+    yield call(setup.ids, target=target, cache_implementation="static", max_new_tokens=9)
 
 
 OPTIONS = {each.name: each for each in _OPTIONS}
@@ -351,8 +351,11 @@ def results(setup: Setup, run: Run, drafter_of: Callable[[PreTrainedModel, Tenso
             kwargs["assistant_model"] = drafter_of(setup.target, next(expected))
         output = target.generate(ids, **({"do_sample": False, "max_new_tokens": NUM_NEW} | kwargs))
         sequences = output if isinstance(output, Tensor) else output.sequences
-        start = 0 if kwargs.get("attention_mask") is None else int((kwargs["attention_mask"][0] == 0).sum())  # row 0's
-        made.append(sequences[0, start:])
+        row = 0
+        if (mask := kwargs.get("attention_mask")) is not None:
+            row = int(mask.sum(dim=1).argmax())  # the longest prompt's text goes furthest
+        start = 0 if mask is None else int((mask[row] == 0).sum())
+        made.append(sequences[row, start:])
         return output
 
     returned: Iterator[Any] = run(setup, call)

@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     DynamicCache,
+    LlamaForCausalLM,
     PreTrainedModel,
     StaticCache,
     SynthIDTextWatermarkingConfig,
@@ -35,6 +36,7 @@ class Refusal:
         options: Arguments of generate(), or what makes them from the target.
         pair: Makes target and assistant; by default a pair that works.
         error: The class raised.
+        runs_plainly: Whether the target can generate without the assistant.
         faults: Numbers of the faults of transformers' own loop that this refusal prevents.
     """
 
@@ -44,6 +46,7 @@ class Refusal:
     options: dict[str, Any] | Callable[[PreTrainedModel], dict[str, Any]] = field(default_factory=dict)
     pair: Callable[[], Pair] | None = None
     error: type[Exception] = UnsupportedGenerationError
+    runs_plainly: bool = True
     faults: tuple[int, ...] = ()
 
     def build(self) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
@@ -98,6 +101,51 @@ def _assistant(make: Callable[[DSparkDraftModel], Any]) -> Callable[[], Pair]:
         return target, make(drafter)
 
     return pair
+
+
+def _assistant_of(change: Callable[[PreTrainedModel], Any]) -> Callable[[], Pair]:
+    """A pair whose target was changed after its drafter was made."""
+
+    def pair() -> Pair:
+        target, drafter = working_pair()
+        change(target)
+        return target, drafter
+
+    return pair
+
+
+def _resized(size: int, d2t: int | None = None) -> Callable[[], Pair]:
+    """A target of 128 tokens, cut to `size` later; its drafter drafts token `d2t` only."""
+
+    def pair() -> Pair:
+        target = tiny_target(vocab_size=128)
+        drafter = tiny_drafter(target, **({} if d2t is None else {"draft_vocab_size": 1, "mask_token_id": 0}))
+        if d2t is not None:
+            drafter.d2t.fill_(d2t)
+        target.resize_token_embeddings(size, mean_resizing=False)
+        return target, drafter
+
+    return pair
+
+
+def _changing_rope() -> Pair:
+    config = tiny_target("llama").config
+    config.max_position_embeddings = 24
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(config).eval()
+    return target, tiny_drafter(target, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+
+
+def _takes_extra() -> Pair:
+    """A target whose forward takes one argument more."""
+
+    class Takes(LlamaForCausalLM):
+        def forward(self, *args: Any, extra: Any = None, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    target = Takes(tiny_target("llama").config).eval()
+    return target, tiny_drafter(target)
 
 
 def _used_cache(target: PreTrainedModel) -> dict[str, Any]:
@@ -281,14 +329,45 @@ REFUSALS = [
         "a config as `assistant_model`", _NO_MODEL, "got a DSparkConfig; load it first",
         pair=_assistant(lambda drafter: drafter.config),
     ),
-    Refusal("a class as `assistant_model`", _NO_MODEL, "got the class DSparkDraftModel", pair=_assistant(type)),
     Refusal(
-        "a drafter inside `DataParallel`", _NO_MODEL, "pass the model inside it, assistant_model.module",
+        "a class as `assistant_model`", _NO_MODEL, "got <class .*DSparkDraftModel.*load it first", pair=_assistant(type)
+    ),
+    Refusal(
+        "a drafter inside `DataParallel`", _NO_MODEL, "pass the drafter inside, assistant_model.module",
         pair=_assistant(torch.nn.DataParallel),
     ),
     Refusal(
         "a drafter on the meta device", "it has no weights", "meta device .*load it", error=IncompatibleTargetError,
         pair=_assistant(lambda drafter: drafter.to("meta")),
+    ),
+    Refusal(
+        "a target whose vocabulary lost the drafter's mask token", "the drafter's blocks are made of it",
+        "mask_token_id 127 .* cut to 127; resize the target to at least 128", error=IncompatibleTargetError,
+        pair=_resized(127),
+    ),
+    Refusal(
+        "a target whose vocabulary lost all tokens that can be drafted", "nothing would be left to draft",
+        "none of the drafter's 1 draft tokens .* cut to 127", error=IncompatibleTargetError,
+        pair=_resized(127, d2t=127),
+    ),
+    Refusal(
+        "a target without an output head", "the drafter borrows it", "has no output head .*AutoModelForCausalLM",
+        error=IncompatibleTargetError, pair=_assistant_of(lambda target: setattr(target, "lm_head", None)),
+        runs_plainly=False,
+    ),
+    Refusal(
+        "a target whose embedding or head has another shape than its config says", "the drafter borrows them",
+        r"output head as \[61, 32\].* one of \[70, 32\]", error=IncompatibleTargetError,
+        pair=_assistant_of(lambda target: target.set_output_embeddings(torch.nn.Linear(32, 70, bias=False))),
+        runs_plainly=False,
+    ),
+    Refusal(
+        "`dynamic` and `longrope` RoPE beyond the length where it changes", "one forward cannot look at both sides",
+        "'dynamic' RoPE, .* within 24", {"max_length": 30}, pair=_changing_rope,
+    ),
+    Refusal(
+        "`prefill_chunk_size` with images, or with inputs that are not cut by token", "a chunk would need its part",
+        r"cannot cut the inputs \['extra'\]", {"prefill_chunk_size": 2, "extra": torch.ones(1)}, pair=_takes_extra,
     ),
     *(
         Refusal(

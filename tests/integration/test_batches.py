@@ -6,7 +6,7 @@ from families import FAMILIES, NAMED_FAMILIES, OTHER_FAMILIES
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 from transformers.generation.stopping_criteria import StoppingCriteria
 
-from dspark_hf import record_speculation
+from dspark_hf import UnsupportedGenerationError, record_speculation
 from dspark_hf.decoding import batch as batch_module
 
 NUM_NEW = 20
@@ -177,3 +177,19 @@ def test_what_rows_cannot_share_runs_one_by_one(caplog):
         for a, b in zip(mine, theirs, strict=True):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
     assert "one after the other" in caplog.text
+
+
+def test_a_time_limit_is_refused_where_rows_run_one_by_one():
+    target = tiny_target()
+    common = {"return_dict_in_generate": True, "output_hidden_states": True, "max_new_tokens": 4, "max_time": 60.0}
+    with pytest.raises(UnsupportedGenerationError, match="max_time would be used up.*leave it"):
+        greedy(target, **ragged([3, 6]), **common, assistant_model=tiny_drafter(target))
+    del common["output_hidden_states"]
+    assert greedy(target, **ragged([3, 6]), **common, assistant_model=tiny_drafter(target)).sequences.shape == (2, 10)
+
+
+def test_time_that_runs_out_ends_all_rows():
+    target = tiny_target()
+    inputs = ragged([3, 6, 4])
+    output = greedy(target, **inputs, max_new_tokens=500, max_time=0.0, assistant_model=tiny_drafter(target))
+    assert output.shape == (3, 7)

@@ -77,9 +77,13 @@ def test_the_search_finds_a_planted_fault(monkeypatch):
         run(300, derandomize=True)
 
 
-def test_near_ties_are_told_from_differences():
+def test_near_ties_are_told_from_differences(monkeypatch):
     expected = fuzz.generate(CASE).sequences
-    other = expected.clone()
-    other[0, 7] = (other[0, 7] + 1) % 128
-    assert not fuzz._is_near_tie(CASE, other, expected)
-    assert not fuzz._is_near_tie(CASE, expected[:, :8], expected)
+    best = fuzz.generate(Case(**{**vars(CASE), "call": CASE.call | {"output_scores": True}})).scores[2].topk(3)
+    second, third = expected.clone(), expected.clone()
+    second[0, 7], third[0, 7] = best.indices[0, 1], best.indices[0, 2]
+    assert not fuzz._is_near_tie(CASE, second, expected)  # the gap is wide
+    assert not fuzz._is_near_tie(CASE, expected[:, :8], expected)  # one only ends earlier
+    monkeypatch.setattr(fuzz, "MAX_GAP", 1.01 * float(best.values[0, 0] - best.values[0, 1]))
+    assert fuzz._is_near_tie(CASE, second, expected)
+    assert not fuzz._is_near_tie(CASE, third, expected)  # not one of the two best

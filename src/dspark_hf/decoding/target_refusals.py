@@ -98,7 +98,7 @@ def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
             raise IncompatibleTargetError(
                 f"the drafter borrows the target's {what} as [{vocab_size}, {ours.hidden_size}], and "
                 f"{type(target).__name__} has one of {list(shape)}; a drafter needs a target whose embedding and head "
-                "cover its vocabulary at its hidden size"
+                "cover its vocabulary at its hidden size: call resize_token_embeddings(), or load another"
             )
     if head is None:
         raise IncompatibleTargetError(
