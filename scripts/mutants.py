@@ -50,6 +50,7 @@ TESTS = {
     ],
     "outputs.py": ["integration/test_stops.py", "integration/test_stock_faults.py"],
     "loop.py": [
+        "integration/test_acceptance_inputs.py",
         "integration/test_stops.py",
         "integration/test_stock_faults.py",
         "integration/test_greedy_agreement.py",
@@ -58,7 +59,7 @@ TESTS = {
     ],
     "prefixes.py": ["unit/test_sampling.py"],
     "prompt_inputs.py": ["integration/test_stock_faults.py"],
-    "batch.py": ["integration/test_batches.py", "integration/test_batch_law.py"],
+    "batch.py": ["integration/test_acceptance_inputs.py", "integration/test_batches.py"],
     "candidate_generator.py": [
         "unit/test_policies.py",
         "integration/test_stock_faults.py",

@@ -6,6 +6,7 @@ told otherwise). It is run once plainly and once per drafter, and everything it 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,16 +42,17 @@ class Setup:
         """int64 `[length]`, prompt and 24 greedy tokens."""
         return self.target.generate(self.ids, do_sample=False, max_new_tokens=24)[0]
 
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Letters and pairs of letters, so that a stop string can span tokens."""
-        letters = "abcdefghijklmnopqrstuvwxyz"
-        pairs = [(a, b) for a in "abcdef" for b in "jklmnopqrstuvwxyz"]
-        vocab = {token: i for i, token in enumerate([*letters, *(a + b for a, b in pairs)])}
-        assert len(vocab) == VOCAB
-        backend = Tokenizer(models.BPE(vocab, pairs))
-        backend.decoder = decoders.ByteLevel()
-        return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+@functools.cache
+def letter_tokenizer() -> PreTrainedTokenizerFast:
+    """Letters and pairs of letters, so that a stop string can span tokens."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pairs = [(a, b) for a in "abcdef" for b in "jklmnopqrstuvwxyz"]
+    vocab = {token: i for i, token in enumerate([*letters, *(a + b for a, b in pairs)])}
+    assert len(vocab) == VOCAB
+    backend = Tokenizer(models.BPE(vocab, pairs))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def prompt(length: int, seed: int = 0) -> Tensor:
@@ -196,10 +198,11 @@ def several_end_tokens(setup: Setup, call: Call) -> Any:
 
 @option("`stop_strings` at every offset", "they may span tokens")
 def stop_strings(setup: Setup, call: Call) -> Any:
-    words = setup.tokenizer.convert_ids_to_tokens(setup.whole[PROMPT_LENGTH:].tolist())
+    tokenizer = letter_tokenizer()
+    words = tokenizer.convert_ids_to_tokens(setup.whole[PROMPT_LENGTH:].tolist())
     for offset in OFFSETS:
         stop = words[offset - 1][-1] + words[offset]
-        yield call(setup.ids, stop_strings=[stop, "zzzz"], tokenizer=setup.tokenizer)
+        yield call(setup.ids, stop_strings=[stop, "zzzz"], tokenizer=tokenizer)
 
 
 class StopsAt(StoppingCriteria):

@@ -26,8 +26,8 @@ PRACTICES = [
     ),
     Practice(
         "one drafter with two targets",
-        "also inside one another, and in two threads: nothing of a call stays on it",
-        "test_target_sharing.py::test_one_drafter_with_two_targets_at_once",
+        "in turn, inside one another, in two threads: nothing of a call stays on it",
+        "test_robustness.py::test_two_threads_share_a_drafter",
     ),
     Practice("two drafters with one target", "", "test_target_sharing.py::test_two_drafters_with_one_target_in_turn"),
     Practice(

@@ -175,10 +175,6 @@ class _Streams:
     def end(self) -> None: ...
 
 
-def _never_stops(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-    return torch.zeros(len(input_ids), dtype=torch.bool)
-
-
 _MODES = "drafts are checked against one sequence, token by token"
 _OTHER_WAY = "it is another way to speculate"
 _STATE = "it keeps state between steps, and sees drafts that are later rejected"
@@ -254,11 +250,6 @@ REFUSALS = [
     Refusal(
         "a cache of yours for a batch", "rows are kept each at its own length", "a batch of 2 rows needs a cache for",
         lambda target: {"inputs": random_ids(5).expand(2, -1), "cache": DynamicCache(config=target.config)},
-    ),
-    Refusal(
-        "a batch that may stop at different lengths, without `pad_token_id`", "the shorter rows are filled with it",
-        "pass pad_token_id",
-        {"inputs": random_ids(5).expand(2, -1), "stopping_criteria": [_never_stops]},
     ),
     Refusal(
         "new tokens alone behind a cache in use", "the drafter needs the features of the whole text",

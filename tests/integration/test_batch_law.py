@@ -23,8 +23,10 @@ from sampled_law import (
 )
 from scipy.stats import chi2_contingency
 
+from dspark_hf import record_speculation
 from dspark_hf.decoding import batch as batch_module
 from dspark_hf.decoding import draft as draft_module
+from dspark_hf.decoding import target_refusals
 
 NUM_DRAWS = 4000
 QUICK = ["temperature_1", "top_k", "repetition_penalty", "min_new_tokens", "temperature+top_k+top_p"]
@@ -125,3 +127,19 @@ def test_control_dropping_drafts_by_their_value_is_caught(target, monkeypatch):
 
     monkeypatch.setattr(batch_module.BatchRun, "_scheduled", biased)
     assert law_p_value(target, drafter_of(target, "vanilla", False), {}, 6) < CAUGHT
+
+
+@pytest.mark.parametrize("policy", ["full", "threshold"])
+@pytest.mark.parametrize("ids", [None, [0, 2, 3]], ids=["whole", "reduced"])
+@pytest.mark.parametrize("head", ["vanilla", "rnn"])
+@pytest.mark.parametrize("vocab_size", [VOCAB - 1, VOCAB + 1])
+def test_a_vocabulary_resized_since_the_drafter_was_made(target, monkeypatch, vocab_size, head, ids, policy):
+    """Anchors that the drafter does not know, and drafts that the target does not have."""
+    monkeypatch.setattr(target_refusals, "MAX_VOCABULARY_CHANGE", 1)  # five tokens, of which one comes or goes
+    ids = None if ids is None else [*ids, *range(VOCAB, vocab_size)]
+    drafter = small_drafter(target, head, ids=ids, vocab_size=vocab_size, mask_token_id=0)
+    knobs = {"verification_policy": policy, "assistant_confidence_threshold": 0.3}
+    with record_speculation() as report:
+        value = law_p_value(target, drafter, OPTIONS["repetition_penalty"], 7, **knobs)
+    assert value > LEVEL / NUM_TESTS
+    assert report.num_accepted > 0

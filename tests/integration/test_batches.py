@@ -118,18 +118,23 @@ def test_prefix_allowed_tokens_are_asked_with_the_number_of_the_prompt():
         assert torch.equal(target.generate(**inputs, **common, assistant_model=tiny_drafter(target)), expected)
 
 
-def test_custom_criteria_stop_each_row_by_itself():
+class EndsOnMultiples(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] % 7 == 0
+
+
+@pytest.mark.parametrize("eos", [{"eos_token_id": 3}, {}], ids=["padded_behind_a_stop", "until_the_last_row_stops"])
+@pytest.mark.parametrize("num_new", [NUM_NEW, 60])
+def test_custom_criteria(eos, num_new):
     target = tiny_target()
     whole, inputs = prefixes_of_one_text(target, 4)
-
-    class EndsOnMultiples(StoppingCriteria):
-        def __call__(self, input_ids, scores, **kwargs):
-            return input_ids[:, -1] % 7 == 0
-
-    common = {"max_new_tokens": NUM_NEW, "eos_token_id": 3, "stopping_criteria": [EndsOnMultiples()]}
+    common = {"max_new_tokens": num_new, "stopping_criteria": [EndsOnMultiples()], "return_dict_in_generate": True}
+    common |= {"output_scores": True} | eos
     expected = greedy(target, **inputs, **common)
     for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, whole, hit_rate=0.8)):
-        assert torch.equal(together(target, drafter, inputs, **common), expected)
+        got = together(target, drafter, inputs, **common)
+        assert torch.equal(got.sequences, expected.sequences)
+        assert len(got.scores) == len(expected.scores)
 
 
 def test_scores_logits_and_reports():

@@ -77,7 +77,7 @@ WITH_TESTS_OF_THEIR_OWN = {
     "refuse_cached_media": "test_target_media.py::test_a_cache_that_holds_an_image_is_refused_and_kept",
     "prefill": "test_target_adapters.py::test_prompt_tuning_is_refused_and_goes_on_without_a_drafter",
     "_require_roll_back": "test_robustness.py::test_a_static_sliding_cache_shorter_than_the_text_is_refused",
-    "refuse_clock": "test_batches.py::test_a_time_limit_is_refused_where_rows_run_one_by_one",
+    "refuse_criteria": "test_batches.py::test_a_time_limit_is_refused_where_rows_run_one_by_one",
 }
 MODULES = (batch_rows, prompt_inputs, schedule, settings, source, target_refusals, verify)
 

@@ -87,16 +87,18 @@ def test_after_an_exception_inside_a_target_layer(target, drafter, fail_at):
     assert torch.equal(greedy(target, prefix, max_length=27, cache=cache), expected)
 
 
-def test_two_threads_share_a_drafter(target, drafter):
+@pytest.mark.parametrize("num_targets", [1, 2])
+def test_two_threads_share_a_drafter(target, drafter, num_targets):
+    targets = [target, target if num_targets == 1 else tiny_target(seed=5)]
     prompts = [random_ids(length, seed=length) for length in (4, 11)]
-    expected = [greedy(target, ids, max_new_tokens=40) for ids in prompts]
+    expected = [greedy(one, ids, max_new_tokens=40) for one, ids in zip(targets, prompts, strict=True)]
     got = [[], []]
     reports = [None, None]
 
     def work(index):
         with record_speculation() as report:
             for _ in range(3):
-                got[index].append(greedy(target, prompts[index], max_new_tokens=40, assistant_model=drafter))
+                got[index].append(greedy(targets[index], prompts[index], max_new_tokens=40, assistant_model=drafter))
         reports[index] = report
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]

@@ -2,15 +2,16 @@
 
 import pytest
 import torch
-from tiny import tiny_target
+from tiny import random_ids, tiny_drafter, tiny_target
 from transformers import GenerationConfig
+from transformers.generation.logits_process import LogitsProcessorList
 
-from dspark_hf import DSparkConfig, UnsupportedGenerationError
+from dspark_hf import DSparkCandidateGenerator, DSparkConfig, UnsupportedGenerationError
 from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.calibrate import calibrate
 from dspark_hf.decoding.schedule import FullPolicy, ThresholdPolicy, schedule
 from dspark_hf.decoding.settings import _warn_of_cap, resolve_settings
-from dspark_hf.decoding.types import Confidence, DraftBlock
+from dspark_hf.decoding.types import Confidence, DraftBlock, Proposal
 
 CPU = torch.device("cpu")
 
@@ -75,6 +76,27 @@ def test_a_decision_about_a_slot_ignores_later_slots(policy):
         after = policy.lengths(Confidence(changed, None), 200, 6, CPU)
         for k in range(slot):  # {ell >= k + 1} is about slot k, 0-based
             assert torch.equal(before >= k + 1, after >= k + 1)
+
+
+@pytest.mark.parametrize("length", [0, 2, 3])
+@torch.no_grad()
+def test_transformers_loop_gets_the_scheduled_drafts_and_the_laws_they_were_drawn_from(monkeypatch, length):
+    target, ids = tiny_target(num_layers=2), random_ids(5)
+    laws = torch.rand(1, 3, 61, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    drafts = DraftBlock(torch.tensor([[4, 5, 6]]), laws, None, torch.tensor([3]))
+    config = GenerationConfig(do_sample=True, max_length=50)
+    drafter = tiny_drafter(target, target_layer_ids=[0], num_hidden_layers=1)
+    generator = DSparkCandidateGenerator(drafter, target, config, LogitsProcessorList(), {})
+    monkeypatch.setattr(
+        generator, "propose", lambda ids: Proposal(drafts, Confidence(None, None), torch.tensor([length]))
+    )
+    outputs = target(ids, **generator.model_kwargs_overrides)
+    candidates, scores = generator.get_candidates(ids, {}, outputs, is_first_iteration=False)
+    assert candidates[0, 5:].tolist() == [4, 5, 6][:length]
+    if length == 0:
+        assert scores is None
+    else:
+        torch.testing.assert_close(scores.softmax(-1), laws[:, :length])
 
 
 # -- knobs --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from dspark_hf.decoding import draft as draft_stage
 from dspark_hf.decoding import sampling
 from dspark_hf.decoding.draft import draft_block
+from dspark_hf.decoding.prefixes import Prefixes
 from dspark_hf.decoding.sampling import ScoreProcessor, draw_uniforms, law, sample
 
 CPU = torch.device("cpu")
@@ -132,6 +133,34 @@ def test_a_processor_may_write_in_place():
     assert not logits.any(), "the raw logits are what output_logits gives back"
 
 
+def test_rows_of_several_lengths_are_processed_as_each_alone():
+    """Behind a row's text its buffer holds junk; row numbers are those of the batch, whose row 0 has left."""
+    texts, rows = [[3, 5, 7], [9, 2], [9, 2, 4, 6], [1, 8]], (1, 2, 3, 4)
+    buffer = torch.tensor([text + [11] * (6 - len(text)) for text in texts])
+    drafts = torch.tensor([[1, 4], [7, 7], [0, 2], [12, 3]])
+    logits = torch.randn(4, 3, 13, generator=torch.Generator().manual_seed(3))
+    prefixes = Prefixes(buffer, tuple(map(len, texts)), rows)
+
+    def for_rows(rows):
+        return LogitsProcessorList([lambda ids, scores: scores + places(ids, torch.tensor(rows))])
+
+    def places(ids, rows):
+        """Numbers that depend on every token, on their order and on the row."""
+        weights = torch.arange(1, ids.shape[1] + 1)
+        return torch.sin((ids * weights).sum(1) + 100 * rows)[:, None]
+
+    batch = LogitsProcessorList([lambda ids, scores: scores / 0])
+    got = ScoreProcessor(batch, for_rows).over_block(prefixes, drafts, logits)
+    for r, text in enumerate(texts):
+        for i in range(3):
+            ids = torch.tensor([text + drafts[r, :i].tolist()])
+            expected = logits[r : r + 1, i] + places(ids, torch.tensor([rows[r]]))
+            torch.testing.assert_close(got[r : r + 1, i], expected)
+    assert prefixes.last.tolist() == [7, 2, 6, 8]
+    assert prefixes.followed_by(drafts).last.tolist() == [4, 7, 2, 3]
+    assert torch.equal(prefixes.ids, buffer)
+
+
 def test_a_broken_law_gives_no_id_outside_the_vocabulary():
     probs = torch.tensor([[float("nan")] * 3, [0.0] * 3])
     assert sample(probs, torch.tensor([0.5, 0.5])).max() <= 2
@@ -219,6 +248,12 @@ def test_rows_of_equal_drafts_are_drawn_independently(target):
     assert all(len(row.unique()) > 8 for row in tokens)
 
 
+def raises_at_nan(ids, scores):
+    if scores.isnan().any() or (scores == torch.inf).any():
+        raise ValueError("as some processors do")
+    return scores
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("do_sample", [False, True])
 @torch.no_grad()
@@ -227,7 +262,7 @@ def test_slots_are_usable_up_to_the_first_broken_one(target, do_sample, number):
     hidden, base = part_of_a_block()
     base[0, 2, 7] = number
     base[1, :, :5] = -torch.inf  # a head that rules ids out is sound
-    block = draft(drafter, hidden, base, do_sample=do_sample)
+    block = draft(drafter, hidden, base, [raises_at_nan], do_sample=do_sample)
     assert block.num_usable.tolist() == [2, 4]
     assert block.tokens.max() < 61
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.generation import stopping_criteria as sc
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
-from dspark_hf.decoding.stopping import StopChecker
+from dspark_hf.decoding.stopping import RowStops, StopChecker
 
 TEXT = torch.tensor([[9, 8, 7, 1, 2, 3, 4, 5]])
 NUM_NEW = 5  # 1 2 3 4 5
@@ -132,3 +132,34 @@ def test_the_first_letter_of_a_stop_string_may_be_the_first_of_the_window(tokeni
     criterion = sc.StopStringCriteria(tokenizer, ["bcde"])
     assert criterion.maximum_token_len == 4
     assert first_stop(criterion, ids=spelled("aaabcdea"), num_new=2) == (1, True)
+
+
+# -- several rows -------------------------------------------------------------------------------------------------
+
+
+def test_end_tokens_of_rows_count_among_the_tokens_that_each_row_accepted():
+    new = torch.tensor([[1, 2, 3, 4], [3, 1, 3, 1], [1, 1, 3, 3], [1, 1, 3, 1], [7, 1, 1, 1], [1, 1, 1, 3]])
+    counts = torch.tensor([4, 4, 2, 3, 1, 4])
+    for criteria in ([eos(3, 7)], [eos(3), eos(7)], [eos(7), eos(3)]):
+        stops = RowStops(StoppingCriteriaList([*criteria, sc.MaxLengthCriteria(9)]))
+        ends = stops.end_after(new, counts).tolist()
+        assert ends[:2] == [3, 1]
+        assert ends[2] > 4, "the end token stands among rejected drafts"
+        assert ends[3:] == [3, 1, 4]
+        assert not stops.asks_rows
+
+
+def test_rows_without_an_end_token_end_nowhere():
+    new = torch.tensor([[1, 2, 3]])
+    for criteria in ([], [eos(9)]):
+        assert RowStops(StoppingCriteriaList(criteria)).end_after(new, torch.tensor([3])).tolist() == [4]
+
+
+def test_of_each_row_only_what_needs_its_text_is_asked(tokenizer):
+    criterion = sc.StopStringCriteria(tokenizer, ["bc"])
+    stops = RowStops(StoppingCriteriaList([eos(2), criterion, sc.MaxLengthCriteria(3)]))
+    assert stops.asks_rows
+    assert stops.first_stop(spelled("aaaabcd"), 4, scores_up_to) == (3, True)
+    assert stops.first_stop(spelled("aaaabdc"), 4, scores_up_to) == (4, False)
+    custom = Notes(7)
+    assert RowStops(StoppingCriteriaList([custom])).asks_rows

@@ -36,12 +36,15 @@ class _Row:
         index: Its place in the result.
         num_text: Tokens of its text so far, padding of the prompt counted.
         num_real: The same, padding not counted.
+        stopped_at: Where a criterion stopped it that is no end token; the row goes on if there are no end tokens, as
+            in plain generation, until all have stopped.
     """
 
     index: int
     num_text: int
     num_real: int
     is_done: bool = False
+    stopped_at: int | None = None
     report: SpeculationReport = field(default_factory=lambda: SpeculationReport(num_calls=1))
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
@@ -92,10 +95,11 @@ class BatchRun:
     def run(self, input_ids: Tensor) -> GenerateDSparkOutput | Tensor:
         """Generate until every row has ended."""
         self._prompt(input_ids)
-        while not all(row.is_done for row in self._rows):
+        while not self._is_over():
             self._compact()
             self._round()
         self._store(self._rows)
+        self._cut()
         num_forwards = self.report.num_target_forwards
         for row in self._all_rows:
             self.report.merge(row.report)
@@ -218,7 +222,7 @@ class BatchRun:
         """How many of a row's new tokens stay; notes whether it has ended, and its scores."""
         row = self._rows[r]
         num_new = facts[0][r] + 1
-        num_kept = min(num_new, facts[2][r], max(1, self._max_length - row.num_text))
+        num_kept = num_allowed = min(num_new, facts[2][r], max(1, self._max_length - row.num_text))
         row.is_done = facts[2][r] <= num_new or row.num_text + num_kept >= self._max_length
         if self._stops.asks_rows:
             ids = torch.cat([self._ids[r : r + 1, : row.num_text], new[r : r + 1, :num_kept]], dim=1)
@@ -228,7 +232,11 @@ class BatchRun:
                 num_kept,
                 lambda n: (*row.scores, *scores[:, :n].unbind(1)) if self._wants("output_scores") else None,
             )
-            row.is_done = is_stopped or row.is_done
+            if is_stopped and self._stops.has_end_tokens:
+                row.is_done = True
+            elif is_stopped:
+                row.stopped_at = row.stopped_at or row.num_text + num_kept
+                num_kept = num_allowed
         for name, source, kept_rows in (
             ("output_scores", verification.scores, row.scores),
             ("output_logits", verification.logits, row.logits),
@@ -237,6 +245,17 @@ class BatchRun:
                 kept_rows.extend(step.clone() for step in source[r : r + 1, :num_kept].unbind(1))
         row.report.num_new_tokens += num_kept
         return num_kept
+
+    def _is_over(self) -> bool:
+        """Whether every row has ended; without end tokens, whether all have stopped and come as far as the last."""
+        end = self._end()
+        return all(row.is_done or (end is not None and row.num_text >= end) for row in self._rows)
+
+    def _end(self) -> int | None:
+        """Where the last row stopped, if there are no end tokens and all have stopped."""
+        stops = [row.stopped_at or (row.num_text if row.is_done else None) for row in self._all_rows]
+        stopped = [stop for stop in stops if stop is not None]
+        return max(stopped) if not self._stops.has_end_tokens and len(stopped) == len(stops) else None
 
     def _wants(self, name: str) -> bool:
         return bool(self._config.return_dict_in_generate and getattr(self._config, name))
@@ -278,6 +297,18 @@ class BatchRun:
         """Put the texts of the rows in the caches into the result."""
         if self._ids is not self._texts:
             self._texts[[row.index for row in rows]] = self._ids
+
+    def _cut(self) -> None:
+        """Without end tokens: forget what rows said behind the place where the last one stopped."""
+        end = self._end()
+        if end is None:
+            return
+        for row in self._all_rows:
+            surplus = max(0, row.num_text - end)
+            row.num_text -= surplus
+            row.report.num_new_tokens -= surplus
+            for steps in (row.scores, row.logits):
+                del steps[max(0, len(steps) - surplus) :]
 
     def _result(self) -> GenerateDSparkOutput | Tensor:
         pad = getattr(self._config, "_pad_token_tensor", None)

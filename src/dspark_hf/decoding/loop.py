@@ -22,7 +22,7 @@ from .prompt_inputs import refuse_inputs, start_from_empty_cache
 from .refusals import refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
 from .row_processors import processors_for_rows
-from .rows import join_rows, refuse_clock, refuse_rows, split_rows, why_one_by_one
+from .rows import join_rows, refuse_criteria, refuse_rows, split_rows, why_one_by_one
 from .sampling import draw_uniforms, law, no_law_error
 from .stopping import StopChecker
 from .target_refusals import refuse_length
@@ -70,7 +70,7 @@ def dspark_decoding(
         run = _run_row(call, logits_processor, streamer, input_ids, model_kwargs)
         publish(run.report)
         return run.result()
-    refuse_rows(num_rows, generation_config, stopping_criteria, streamer, model_kwargs)
+    refuse_rows(num_rows, streamer, model_kwargs)
     reason = why_one_by_one(model, input_ids, generation_config, model_kwargs)
     if reason is not None:
         return _one_by_one(call, logits_processor, input_ids, model_kwargs, reason)
@@ -93,7 +93,7 @@ def _one_by_one(
     call: _Call, logits_processor: LogitsProcessorList, input_ids: Tensor, model_kwargs: dict[str, Any], reason: str
 ) -> GenerateDSparkOutput | Tensor:
     """Rows that cannot share forwards, one after the other."""
-    refuse_clock(call.stopping_criteria)
+    refuse_criteria(call.stopping_criteria)
     _warn_of_rows(type(call.model).__name__, reason)
     num_rows, num_sequences = input_ids.shape[0], call.generation_config.num_return_sequences
     runs = [
@@ -274,7 +274,7 @@ class _Run:
 
 def _warn_of_unusable_numbers() -> None:
     logger.warning(
-        "the drafter produced NaN or infinite numbers; drafts from there on are not verified (output is unaffected, "
-        "speed is lost). In float16 numbers overflow: load the drafter in bfloat16 or float32. In those dtypes its "
-        "weights, or the target's head, hold such numbers"
+        "the drafter produced NaN or infinite numbers, or logits processors left it nothing to draft; drafts from "
+        "there on are not verified (output is unaffected, speed is lost). In float16 numbers overflow: load the "
+        "drafter in bfloat16 or float32. In those dtypes its weights, or the target's head, hold such numbers",
     )

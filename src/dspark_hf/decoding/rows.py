@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from .._compat import CACHE_KEY, TargetModel
@@ -31,13 +36,7 @@ _SHAREABLE = frozenset(
 _PER_STEP = ("scores", "logits", "hidden_states", "attentions")
 
 
-def refuse_rows(
-    num_rows: int,
-    generation_config: GenerationConfig,
-    stopping_criteria: StoppingCriteriaList,
-    streamer: BaseStreamer | None,
-    model_kwargs: dict[str, Any],
-) -> None:
+def refuse_rows(num_rows: int, streamer: BaseStreamer | None, model_kwargs: dict[str, Any]) -> None:
     """Raise UnsupportedGenerationError for what several rows cannot have."""
     asked = f"a batch of {num_rows} rows"
     if streamer is not None:
@@ -50,12 +49,6 @@ def refuse_rows(
             f"{asked} with images, videos or sounds cannot be run with a drafter; call generate() once per row, or "
             "leave assistant_model out"
         )
-    may_differ = any(type(criterion) is not MaxLengthCriteria for criterion in stopping_criteria)
-    if may_differ and getattr(generation_config, "_pad_token_tensor", None) is None:
-        raise UnsupportedGenerationError(
-            f"in {asked} they may stop at different lengths, and there is no token to fill the shorter ones; pass "
-            "pad_token_id"
-        )
     cache = model_kwargs.get(CACHE_KEY)
     if getattr(cache, "_is_user_defined", False):
         raise UnsupportedGenerationError(
@@ -63,12 +56,18 @@ def refuse_rows(
         )
 
 
-def refuse_clock(stopping_criteria: StoppingCriteriaList) -> None:
-    """Raise UnsupportedGenerationError for a time limit on rows that run one by one: the first would use it up."""
+def refuse_criteria(stopping_criteria: StoppingCriteriaList) -> None:
+    """Raise UnsupportedGenerationError for criteria that rows which run one by one cannot obey as a batch does."""
     if any(isinstance(criterion, MaxTimeCriteria) for criterion in stopping_criteria):
         raise UnsupportedGenerationError(
             "max_time would be used up by the first row, as the rows of this batch run one after the other; leave it "
             "or assistant_model out, or call generate() once per row"
+        )
+    kinds = {type(criterion) for criterion in stopping_criteria}
+    if not kinds <= {MaxLengthCriteria} and EosTokenCriteria not in kinds:
+        raise UnsupportedGenerationError(
+            "without eos_token_id a batch goes on until its last row has stopped, which rows that run one after the "
+            "other cannot know; pass eos_token_id, leave assistant_model out, or call generate() once per row"
         )
 
 

@@ -60,6 +60,7 @@ class RowStops:
         asked = [criterion for criterion in criteria if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)]
         self._checker = StopChecker(StoppingCriteriaList(asked))
         self.asks_rows = bool(asked)
+        self.has_end_tokens = bool(self._end_tokens)
 
     def end_after(self, new: Tensor, counts: Tensor) -> Tensor:
         """Tokens up to the first end token among the first `counts` of `new` `[rows, tokens]`.
