@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
+from .checkpoints.weights import check_weights_in
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
@@ -91,9 +92,12 @@ class DSparkDraftModel(PreTrainedModel):
         Raises:
             CheckpointFormatError: the folder is no drafter that this release reads, or lacks weights.
             DSparkConfigError: its config breaks a rule.
-            OSError: transformers finds no config or no weights under that name.
+            OSError: transformers finds no config or no weights under that name on the Hub.
         """
         kwargs["ignore_mismatched_sizes"] = True  # reported below, with what is missing
+        kwargs.setdefault("use_safetensors", True)  # a pickle could run anything
+        if kwargs["use_safetensors"] and pretrained_model_name_or_path is not None:
+            check_weights_in(os.fspath(pretrained_model_name_or_path))
         try:
             loaded: Any = super().from_pretrained(
                 pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs

@@ -1,5 +1,8 @@
 """The block forward against the slow float64 reference, and the drafter as a PreTrainedModel."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from reference import block_hidden, double_weights
@@ -215,6 +218,37 @@ def test_a_checkpoint_without_some_weights_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointFormatError, match="download them again"):
         DSparkDraftModel.from_pretrained(tmp_path)
+
+
+def _pickle_only(folder, drafter):
+    torch.save(drafter.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def _without_model_type(folder, drafter):
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_pickle_only, "only pytorch_model.bin, and a pickle may run any code; save it again"),
+        (lambda folder, drafter: (folder / "model.safetensors").unlink(), "no model.safetensors; download it again"),
+        (lambda folder, drafter: (folder / "config.json").write_text("{", encoding="utf-8"), "is not valid JSON"),
+        (lambda folder, drafter: shutil.rmtree(folder), "is not a folder; pass a drafter's folder"),
+        (_without_model_type, 'add "model_type": "dspark"'),
+    ],
+    ids=["pickle", "no_weights", "broken_json", "no_folder", "no_model_type"],
+)
+def test_damaged_folders_are_named_with_a_way_out(tmp_path, damage, message):
+    folder = tmp_path / "drafter"
+    drafter = tiny_drafter(tiny_target())
+    drafter.save_pretrained(folder)
+    damage(folder, drafter)
+    with pytest.raises(CheckpointFormatError, match=message):
+        DSparkDraftModel.from_pretrained(folder)
 
 
 def test_a_folder_without_config_is_named(tmp_path):

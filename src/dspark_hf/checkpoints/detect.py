@@ -48,6 +48,8 @@ def _name_format(config: dict[str, Any]) -> str:
         return "a SpecForge drafter" if projector == "dspark" else "a z-lab DFlash drafter (fill-in layout)"
     if "ttt_length" in config:
         return "an Eagle3 drafter"
+    if config.get("architectures") == ["DSparkDraftModel"] and "num_target_layers" in config and "qk_norm" in config:
+        return 'a drafter of this package without its model_type (add "model_type": "dspark")'
     if "block_size" in config and "target_layer_ids" in config and "mask_token_id" in config:
         return "DeepSpec" if config.get("model_type") == "qwen3" else "a DeepSpec drafter of another flavour"
     return "no drafter"
