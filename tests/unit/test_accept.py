@@ -37,7 +37,7 @@ def tv_of_round(vocab, num_slots, seed, *, accept=accept, length_of=None, zeros=
 
 
 @pytest.mark.parametrize(("vocab", "num_slots"), SIZES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_round_commits_the_target_law(vocab, num_slots, seed):
     assert tv_of_round(vocab, num_slots, seed) < 1e-12
 
@@ -113,7 +113,7 @@ def value(prefix):
 
 
 @pytest.mark.parametrize("policy", [FullPolicy(), ThresholdPolicy(0.3), ThresholdPolicy(0.6)], ids=lambda p: p.name)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_policies_that_read_only_earlier_tokens_are_lossless(policy, seed):
     length_of = lengths_by(policy, lambda tokens, k: value((seed, *tokens[:k])), 3)
     assert tv_of_round(3, 3, seed, length_of=length_of) < 1e-12
