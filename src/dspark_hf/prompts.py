@@ -51,6 +51,8 @@ def load_prompts(path: str | Path) -> list[Prompt]:
         PromptFileError: The file cannot be read, has no prompt or has a bad line.
     """
     path = Path(path)
+    if not path.is_file():
+        raise PromptFileError(f"there is no file {path}; pass a JSONL file of prompts, or none for the built-in ones")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -121,10 +121,10 @@ def data_files(source: str | Path | Sequence[str | Path]) -> list[Path]:
             if not found:
                 raise TrainingDataError(f"{path} holds no {', '.join(_READERS)} file; pass a file or a folder of them")
             files.extend(found)
-        elif path.suffix not in _READERS:
-            raise TrainingDataError(f"{path} is neither a folder nor a {', '.join(_READERS)} file")
         elif not path.is_file():
             raise TrainingDataError(f"{path} does not exist; make answers with `dspark train data`")
+        elif path.suffix not in _READERS:
+            raise TrainingDataError(f"{path} is neither a folder nor a {', '.join(_READERS)} file; pass one of these")
         else:
             files.append(path)
     return files

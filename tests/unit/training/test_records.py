@@ -186,10 +186,11 @@ def test_a_truncated_parquet_file_is_named(tmp_path):
 def test_missing_files_and_folders(tmp_path):
     with pytest.raises(TrainingDataError, match=r"gone\.jsonl does not exist"):
         load(tmp_path / "gone.jsonl")
-    with pytest.raises(TrainingDataError, match="neither a folder nor"):
+    with pytest.raises(TrainingDataError, match="gone does not exist"):
         load(tmp_path / "gone")
     with pytest.raises(TrainingDataError, match="holds no"):
         load(tmp_path)
+    (tmp_path / "data.csv").write_text("id\n", encoding="utf-8")
     with pytest.raises(TrainingDataError, match="neither a folder nor"):
         load(tmp_path / "data.csv")
     with pytest.raises(TrainingDataError):
