@@ -27,6 +27,7 @@ _SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+_GROUPS = ("num_key_value_heads",)  # of models whose heads all have keys of their own
 _SLIDING = ["sliding_attention", "full_attention"] * 2
 _MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
@@ -72,7 +73,12 @@ _ALL = [
     Family("Mistral", "mistral", {"sliding_window": 8}, "every layer slides", is_named=True),
     Family("Phi3", "phi3", {"sliding_window": None}, "joint projections", is_named=True),
     Family(
-        "GPT-NeoX", "gpt_neox", {"rotary_pct": 0.5}, "parallel residual, RoPE on a part of each head", is_named=True
+        "GPT-NeoX",
+        "gpt_neox",
+        {"rotary_pct": 0.5},
+        "parallel residual, RoPE on a part of each head",
+        is_named=True,
+        without=_GROUPS,
     ),
     Family("OLMo2", "olmo2", note="norms behind attention and MLP", is_named=True),
     Family(
@@ -105,11 +111,25 @@ _ALL = [
     Family(
         "LFM2", "lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "short convolutions, whose state rolls back"
     ),
-    Family("GPT-2", "gpt2", {"n_positions": 256, "n_embd": 32, "n_layer": 4, "n_head": 4}, "learned positions"),
-    Family("OPT", "opt", {"ffn_dim": 64, "word_embed_proj_dim": 32, "initializer_range": 0.1}, "learned positions"),
-    Family("Bloom", "bloom", {"n_layer": 4, "n_head": 4, "tie_word_embeddings": False}, "ALiBi"),
+    Family(
+        "GPT-2",
+        "gpt2",
+        {"n_positions": 256, "n_embd": 32, "n_layer": 4, "n_head": 4},
+        "learned positions",
+        without=_GROUPS,
+    ),
+    Family(
+        "OPT",
+        "opt",
+        {"ffn_dim": 64, "word_embed_proj_dim": 32, "initializer_range": 0.1},
+        "learned positions",
+        without=_GROUPS,
+    ),
+    Family("Bloom", "bloom", {"n_layer": 4, "n_head": 4, "tie_word_embeddings": False}, "ALiBi", without=_GROUPS),
     Family("Falcon", "falcon", {"num_kv_heads": 4, "new_decoder_architecture": True}, without=("head_dim",)),
-    Family("GPT-J", "gptj", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 256, "rotary_dim": 4}),
+    Family(
+        "GPT-J", "gptj", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 256, "rotary_dim": 4}, without=_GROUPS
+    ),
     Family(
         "GPT-OSS",
         "gpt_oss",
