@@ -50,6 +50,7 @@ TESTS = {
     ],
     "outputs.py": ["integration/test_stops.py", "integration/test_stock_faults.py"],
     "loop.py": [
+        "unit/test_report.py",
         "integration/test_acceptance_inputs.py",
         "integration/test_stops.py",
         "integration/test_stock_faults.py",
@@ -58,8 +59,12 @@ TESTS = {
         "integration/test_robustness.py",
     ],
     "prefixes.py": ["unit/test_sampling.py"],
-    "prompt_inputs.py": ["integration/test_stock_faults.py"],
-    "batch.py": ["integration/test_acceptance_inputs.py", "integration/test_batches.py"],
+    "prompt_inputs.py": ["unit/test_verify.py"],
+    "batch.py": [
+        "integration/test_acceptance_inputs.py",
+        "integration/test_stops.py",
+        "integration/test_batches.py",
+    ],
     "candidate_generator.py": [
         "unit/test_policies.py",
         "integration/test_stock_faults.py",

@@ -51,12 +51,12 @@ class Family:
     is_named: bool = False
     without: tuple[str, ...] = ()
 
-    def build(self, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    def build(self, seed: int = 0, attention: str | None = None, **overrides: Any) -> PreTrainedModel:
         """The target, in eval mode."""
         sizes = {key: size for key, size in _SIZES.items() if key not in self.without}
         config = AutoConfig.for_model(self.model_type, **(sizes | self.overrides | overrides))
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config).eval()
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
 
 
 _ALL = [

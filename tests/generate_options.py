@@ -263,10 +263,10 @@ def scores_and_logits(setup: Setup, call: Call) -> Any:
 @option("`output_hidden_states`, `output_attentions`", 'attentions need `attn_implementation="eager"`, as ever')
 def hidden_states_and_attentions(setup: Setup, call: Call) -> Any:
     yield call(setup.ids, return_dict_in_generate=True, output_hidden_states=True)
-    before = setup.target.config._attn_implementation
-    setup.target.set_attn_implementation("eager")
-    yield call(setup.ids, return_dict_in_generate=True, output_attentions=True, output_hidden_states=True)
-    setup.target.set_attn_implementation(before)
+    target = setup.family.build(attention="eager")
+    yield call(
+        setup.ids, target=target, return_dict_in_generate=True, output_attentions=True, output_hidden_states=True
+    )
 
 
 @option("a batch of prompts", "no cache comes back; streamers are refused")

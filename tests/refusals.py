@@ -353,6 +353,11 @@ REFUSALS = [
         runs_plainly=False,
     ),
     Refusal(
+        "`output_attentions` of Falcon and other old classes, unless loaded with `attn_implementation=\"eager\"`",
+        "their forward then sees later tokens", "FalconForCausalLM look at later tokens .*load it with",
+        {"return_dict_in_generate": True, "output_attentions": True}, pair=_own_drafter(_of_type("falcon")),
+    ),
+    Refusal(
         "`dynamic` and `longrope` RoPE beyond the length where it changes", "one forward cannot look at both sides",
         "'dynamic' RoPE, .* within 24", {"max_length": 30}, pair=_changing_rope,
     ),

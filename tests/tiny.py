@@ -93,6 +93,8 @@ class OracleDrafter(DSparkDraftModel):
                 right = int(self.continuation[position])
                 draw = torch.Generator().manual_seed(position * 31 + slot)
                 is_hit = torch.rand((), generator=draw) < self.hit_rate
+                if right >= self.config.vocab_size:  # a token that the target was given since
+                    continue
                 logits[row, slot, right if is_hit else (right + 1) % self.config.vocab_size] = 20.0
         return logits
 

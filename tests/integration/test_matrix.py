@@ -52,6 +52,8 @@ def test_option_on_family(family, option):
             collected = results(setup, chosen.run, drafter_of)
         for i, (got, wanted) in enumerate(zip(collected, expected, strict=True)):
             assert_same(got, wanted, f"{drafter_of.__name__} {i}")
+        if report.num_new_tokens == report.num_calls:  # every text ended with its first token, as plain ones do
+            return
         assert report.num_verified > 0
     assert report.num_accepted > 0.1 * report.num_verified, "the oracle is mostly right"
 

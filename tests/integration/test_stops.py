@@ -159,6 +159,18 @@ def test_max_length_smaller_than_a_block(setup):
         assert torch.equal(got[0], whole[:max_length])
 
 
+@pytest.mark.parametrize("num_new", [2, 9, 40])
+def test_a_batch_drafts_no_more_than_its_rows_alone(setup, num_new):
+    """Near max_length a draft must leave room for the target's token; one that does not is thrown away."""
+    target, ids, _, oracle = setup
+    counts = ("num_rounds", "num_drafted", "num_verified", "num_accepted", "num_new_tokens")
+    for drafter in (oracle, tiny_drafter(target, initializer_range=0.05)):  # the second depends on its context
+        common = {"max_new_tokens": num_new, "assistant_model": drafter, "return_dict_in_generate": True}
+        alone = greedy(target, ids, **common).speculation
+        both = greedy(target, ids.expand(2, -1), **common).speculation
+        assert [getattr(both, name) for name in counts] == [2 * getattr(alone, name) for name in counts]
+
+
 def test_max_time_stops_generation(setup):
     target, ids, whole, drafter = setup
     got = greedy(target, ids, max_new_tokens=500, max_time=0.0, assistant_model=drafter)

@@ -8,6 +8,7 @@ from tiny import random_ids, tiny_target
 from transformers import DynamicCache, GenerationConfig
 
 from dspark_hf import UnsupportedGenerationError
+from dspark_hf.decoding.prompt_inputs import refuse_inputs, start_from_empty_cache
 from dspark_hf.decoding.verify import TargetRunner, _lengthened, last_logits
 
 CPU = torch.device("cpu")
@@ -138,3 +139,28 @@ def test_a_cache_that_cannot_be_rolled_back_is_refused_before_any_forward(target
     cache = SimpleNamespace(is_croppable=False, is_compileable=False, is_linear=[False], layers=[])
     with pytest.raises(UnsupportedGenerationError, match="cannot be rolled back"):
         runner_of(target, cache=cache).refuse_prompt(random_ids(5))
+
+
+# -- what a call starts from ----------------------------------------------------------------------------------------
+
+
+def test_a_prompt_without_tokens_is_refused():
+    with pytest.raises(UnsupportedGenerationError, match="needs the prompt as input_ids"):
+        refuse_inputs(torch.empty(1, 0, dtype=torch.long), {"cache": DynamicCache()})
+
+
+@torch.no_grad()
+def test_a_used_cache_is_emptied_for_a_longer_text_and_left_alone_otherwise(target):
+    cache = DynamicCache(config=target.config)
+    target(random_ids(4), cache=cache)
+    refused = [
+        (random_ids(4), None),  # no longer than what the cache holds
+        (random_ids(9), torch.ones(1, 13)),  # nine tokens behind the four: more, but not the whole text
+        (random_ids(9)[:, :3], torch.ones(1, 7)),
+    ]
+    for ids, mask in refused:
+        with pytest.raises(UnsupportedGenerationError, match="not a longer text"):
+            start_from_empty_cache(target, ids, {"cache": cache, "attention_mask": mask}, GenerationConfig())
+        assert cache.get_seq_length() == 4
+    start_from_empty_cache(target, random_ids(5), {"cache": cache}, GenerationConfig())
+    assert cache.get_seq_length() == 0

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from .._compat import TargetModel
 from ..errors import UnsupportedGenerationError
 from ..modeling_dspark import DSparkDraftModel
-from .target_refusals import refuse_kind, refuse_target
+from .target_refusals import refuse_attentions, refuse_kind, refuse_target
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ def refuse_generation(
     if generation_config.num_assistant_tokens_schedule not in (None, "constant"):
         _warn_of_schedule(generation_config.num_assistant_tokens_schedule)
     refuse_kind(target)
+    refuse_attentions(target, generation_config)
     refuse_target(target, drafter)
 
 

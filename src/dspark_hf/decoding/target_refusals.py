@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from .._compat import TargetModel
@@ -41,6 +42,20 @@ def refuse_kind(target: TargetModel) -> None:
         f"{type(target).__name__} is {kind}; a drafter needs a decoder-only target whose cache can be rolled back. "
         "Leave assistant_model out"
     )
+
+
+def refuse_attentions(target: TargetModel, generation_config: GenerationConfig) -> None:
+    """Raise UnsupportedGenerationError where asking for attentions makes a target's forward look ahead.
+
+    Old classes (Falcon) then leave SDPA for products of their own, with a mask that was made for SDPA.
+    """
+    wants = generation_config.return_dict_in_generate and generation_config.output_attentions
+    implementation = target.config._attn_implementation
+    if wants and implementation != "eager" and not type(target)._can_set_attn_implementation():
+        raise UnsupportedGenerationError(
+            f"output_attentions=True with attn_implementation={implementation!r} makes {type(target).__name__} look at "
+            "later tokens of the same forward; load it with attn_implementation='eager', or leave assistant_model out"
+        )
 
 
 def refuse_cache(target: TargetModel, cache: Any, max_length: int) -> None:
