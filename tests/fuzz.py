@@ -70,6 +70,8 @@ def generate(case: Case, assistant: Any = None) -> Any:
     target = target_of(case.family)
     ids = prompt(case.prompt_length, seed=case.prompt_seed)
     kwargs: dict[str, Any] = {"max_new_tokens": 12, "return_dict_in_generate": True, "pad_token_id": 0} | case.call
+    if case.more_lengths or "num_return_sequences" in case.call:
+        kwargs["suppress_tokens"] = [0, *kwargs.get("suppress_tokens", [])]  # so that padding is told from text
     if case.num_padding or case.more_lengths:
         width = case.num_padding + case.prompt_length
         lengths = [case.prompt_length, *(min(length, width) for length in case.more_lengths)]
@@ -130,11 +132,11 @@ def _refused_as_well(case: Case) -> None:
 
 
 def _forget_ended_rows(case: Case, output: Any) -> None:
-    """Set a batch's per-step numbers to 0 where a row had ended: plain generation goes on with padding there."""
-    width = case.prompt_length + case.num_padding
-    ends = torch.tensor(case.call.get("eos_token_id", []))
-    is_end = torch.isin(output.sequences[:, width:], ends)
-    had_ended = (is_end.cumsum(1) - is_end.long()) > 0
+    """Set a batch's per-step numbers to 0 where a row had ended: plain generation goes on with padding there.
+
+    Padding is id 0, which these calls never generate.
+    """
+    had_ended = output.sequences[:, case.prompt_length + case.num_padding :] == 0
     for name in ("scores", "logits", "hidden_states"):
         for step, numbers in enumerate(getattr(output, name, None) or ()):
             for tensor in [numbers] if isinstance(numbers, Tensor) else numbers:

@@ -171,6 +171,16 @@ def test_a_batch_drafts_no_more_than_its_rows_alone(setup, num_new):
         assert [getattr(both, name) for name in counts] == [2 * getattr(alone, name) for name in counts]
 
 
+def test_shorter_rows_of_a_batch_are_filled_with_the_given_token(setup):
+    target, _, _, _ = setup
+    ids = random_ids(4 * PROMPT, seed=2).view(4, PROMPT)
+    eos = greedy(target, ids, max_new_tokens=12)[:3, [PROMPT + 2, PROMPT + 6]].flatten().tolist()
+    common = {"max_new_tokens": 24, "eos_token_id": eos, "pad_token_id": 9}
+    expected = greedy(target, ids, **common)
+    assert (expected[:, -1] == 9).any()
+    assert torch.equal(greedy(target, ids, assistant_model=tiny_drafter(target), **common), expected)
+
+
 def test_max_time_stops_generation(setup):
     target, ids, whole, drafter = setup
     got = greedy(target, ids, max_new_tokens=500, max_time=0.0, assistant_model=drafter)
