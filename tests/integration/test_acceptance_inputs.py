@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 
-from dspark_hf.decoding import batch, loop
+from dspark_hf.decoding import batch, candidate_generator, loop, row_drafter
 from dspark_hf.decoding.candidate_generator import DSparkCandidateGenerator
 
 PROMPT = 5
@@ -101,6 +101,39 @@ def test_acceptance_gets_each_rows_laws_and_numbers_of_its_own(monkeypatch):
     assert len(numbers.unique()) == len(numbers), "no number is used twice"
 
 
+def test_rows_of_a_batch_are_given_the_drafts_of_their_solo_runs(monkeypatch):
+    """Rows of different lengths, padded, on a small vocabulary, where a random drafter is right now and then."""
+    target, lengths, padded_to = tiny_target(vocab_size=5, seed=3), (3, 9, 6), 9
+    drafter = tiny_drafter(target)
+    drafts = {}
+    draft = candidate_generator.draft_block
+
+    def spy(drafter, hidden, base_logits, prefix, *args, **kwargs):
+        block = draft(drafter, hidden, base_logits, prefix, *args, **kwargs)
+        if isinstance(prefix, torch.Tensor):
+            drafts[tuple(prefix[0].tolist())] = block.tokens[0].tolist()
+        else:
+            for ids, length, row, tokens in zip(prefix.ids, prefix.lengths, prefix.rows, block.tokens, strict=True):
+                text = tuple(ids[padded_to - lengths[row] : length].tolist())
+                seen.append((drafts.get(text), tokens.tolist()))
+        return block
+
+    monkeypatch.setattr(candidate_generator, "draft_block", spy)
+    monkeypatch.setattr(row_drafter, "draft_block", spy)
+    prompts = [random_ids(length, vocab_size=5, seed=length) for length in lengths]
+    seen, common = [], {"max_new_tokens": 40, "assistant_model": drafter}
+    accepted = [greedy(target, ids, return_dict_in_generate=True, **common).speculation.num_accepted for ids in prompts]
+    batch_ids = torch.cat([torch.nn.functional.pad(ids, (padded_to - ids.shape[1], 0)) for ids in prompts])
+    mask = torch.cat([(torch.arange(padded_to) >= padded_to - length).long()[None] for length in lengths])
+    greedy(target, batch_ids, attention_mask=mask, pad_token_id=0, **common)
+    compared = [(alone, together) for alone, together in seen if alone is not None]
+    assert len(compared) > 30
+    assert min(accepted) > 3
+    for alone, together in compared:
+        num_slots = min(len(alone), len(together))  # fewer near max_length
+        assert together[:num_slots] == alone[:num_slots]
+
+
 def law_by_hand(logits, text, *, temperature, top_k, repetition_penalty):
     """The target's law after `text`, written out."""
     scores = logits.clone()
@@ -111,7 +144,8 @@ def law_by_hand(logits, text, *, temperature, top_k, repetition_penalty):
     return scores.softmax(-1)
 
 
-def test_a_forbidden_position_is_named():
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_forbidden_position_is_named(num_rows):
     target, ids = tiny_target(), random_ids(PROMPT)
     whole = greedy(target, ids, max_new_tokens=24)[0]
 
@@ -121,6 +155,6 @@ def test_a_forbidden_position_is_named():
     drafter = OracleDrafter.for_target(target, whole, hit_rate=1.0)
     with pytest.raises(RuntimeError, match="probability tensor at position 11 contains"):
         target.generate(
-            ids, do_sample=True, top_k=1, max_new_tokens=24, logits_processor=[forbids_all_at_11],
+            ids.expand(num_rows, -1), do_sample=True, top_k=1, max_new_tokens=24, logits_processor=[forbids_all_at_11],
             assistant_model=drafter,
         )  # fmt: skip
