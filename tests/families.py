@@ -126,7 +126,7 @@ _ALL = [
         without=_GROUPS,
     ),
     Family("Bloom", "bloom", {"n_layer": 4, "n_head": 4, "tie_word_embeddings": False}, "ALiBi", without=_GROUPS),
-    Family("Falcon", "falcon", {"num_kv_heads": 4, "new_decoder_architecture": True}, without=("head_dim",)),
+    Family("Falcon", "falcon", {"num_kv_heads": 4, "new_decoder_architecture": True}, without=("head_dim", *_GROUPS)),
     Family(
         "GPT-J", "gptj", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 256, "rotary_dim": 4}, without=_GROUPS
     ),
