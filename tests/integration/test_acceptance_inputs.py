@@ -4,7 +4,8 @@ import pytest
 import torch
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 
-from dspark_hf.decoding import batch, candidate_generator, loop, row_drafter
+from dspark_hf.decoding import accept as accept_module
+from dspark_hf.decoding import batch, candidate_generator
 from dspark_hf.decoding.candidate_generator import DSparkCandidateGenerator
 
 PROMPT = 5
@@ -24,7 +25,7 @@ def test_acceptance_gets_the_processed_laws_and_fresh_numbers(monkeypatch, polic
     target, ids = tiny_target(seed=4), random_ids(PROMPT)
     drafter = tiny_drafter(target, initializer_range=0.1)
     proposals, calls = [], []
-    propose, accept = DSparkCandidateGenerator.propose, loop.accept_sampled
+    propose, accept = DSparkCandidateGenerator.propose, accept_module.accept_sampled
 
     def spy_propose(self, text):
         proposals.append((text.clone(), propose(self, text)))
@@ -35,7 +36,7 @@ def test_acceptance_gets_the_processed_laws_and_fresh_numbers(monkeypatch, polic
         return accept(*args)
 
     monkeypatch.setattr(DSparkCandidateGenerator, "propose", spy_propose)
-    monkeypatch.setattr(loop, "accept_sampled", spy_accept)
+    monkeypatch.setattr(accept_module, "accept_sampled", spy_accept)
     torch.manual_seed(0)
     options = {"temperature": 3.0, "top_k": 30, "repetition_penalty": 1.4}
     target.generate(ids, do_sample=True, max_new_tokens=30, assistant_model=drafter, **options, **policy)
@@ -65,18 +66,18 @@ def test_acceptance_gets_each_rows_laws_and_numbers_of_its_own(monkeypatch):
     """The same for a batch, where rows accept different numbers of drafts."""
     target, ids = tiny_target(seed=4), random_ids(3 * PROMPT).view(3, PROMPT)
     rounds, calls = [], []
-    decide, accept = batch.BatchRun._accept, batch.accept_sampled
+    decide, accept = batch.BatchRun._accept_and_commit, accept_module.accept_sampled
 
-    def spy_decide(self, drafts, lengths, proposal, verification):
+    def spy_decide(self, outputs, drafts, lengths, proposal, **kwargs):
         rounds.append((self._prefixes().ids.clone(), [row.num_text for row in self._rows], proposal))
-        return decide(self, drafts, lengths, proposal, verification)
+        return decide(self, outputs, drafts, lengths, proposal, **kwargs)
 
     def spy_accept(*args):
         calls.append(args)
         return accept(*args)
 
-    monkeypatch.setattr(batch.BatchRun, "_accept", spy_decide)
-    monkeypatch.setattr(batch, "accept_sampled", spy_accept)
+    monkeypatch.setattr(batch.BatchRun, "_accept_and_commit", spy_decide)
+    monkeypatch.setattr(accept_module, "accept_sampled", spy_accept)
     torch.manual_seed(0)
     options = {"temperature": 3.0, "top_k": 30, "repetition_penalty": 1.4}
     drafter = tiny_drafter(target, initializer_range=0.1)
@@ -119,7 +120,6 @@ def test_rows_of_a_batch_are_given_the_drafts_of_their_solo_runs(monkeypatch):
         return block
 
     monkeypatch.setattr(candidate_generator, "draft_block", spy)
-    monkeypatch.setattr(row_drafter, "draft_block", spy)
     prompts = [random_ids(length, vocab_size=5, seed=length) for length in lengths]
     seen, common = [], {"max_new_tokens": 40, "assistant_model": drafter}
     accepted = [greedy(target, ids, return_dict_in_generate=True, **common).speculation.num_accepted for ids in prompts]

@@ -24,6 +24,7 @@ from sampled_law import (
 from scipy.stats import chi2_contingency
 
 from dspark_hf import record_speculation
+from dspark_hf.decoding import accept as accept_module
 from dspark_hf.decoding import batch as batch_module
 from dspark_hf.decoding import draft as draft_module
 from dspark_hf.decoding import target_refusals
@@ -102,7 +103,7 @@ def test_rows_are_independent(target):
 def test_control_shared_draws_are_caught(target, monkeypatch, where):
     """The same uniforms for neighbouring rows: each row's law is right, and together they are not."""
     monkeypatch.setattr(batch_module, "COMPACT_SHARE", 2.0)  # so that neighbours stay neighbours
-    module = draft_module if where == "draft" else batch_module
+    module = draft_module if where == "draft" else accept_module
     right = module.draw_uniforms
 
     def shared(*shape, device):
@@ -119,11 +120,11 @@ def test_control_shared_draws_are_caught(target, monkeypatch, where):
 def test_control_dropping_drafts_by_their_value_is_caught(target, monkeypatch):
     right = batch_module.BatchRun._scheduled
 
-    def biased(self, proposal):
-        drafts, lengths = right(self, proposal)
-        if drafts.shape[1]:
-            lengths = torch.where(drafts[:, 0] == 1, 0, lengths)
-        return drafts, lengths
+    def biased(self, proposal, *room):
+        lengths, *shown = right(self, proposal, *room)
+        if proposal is not None:
+            lengths = torch.where(proposal.block.tokens[:, 0] == 1, 0, lengths)
+        return lengths, *shown
 
     monkeypatch.setattr(batch_module.BatchRun, "_scheduled", biased)
     assert law_p_value(target, drafter_of(target, "vanilla", False), {}, 6) < CAUGHT

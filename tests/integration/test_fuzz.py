@@ -12,7 +12,7 @@ from fuzz import Case, cases, check_and_print, snippet
 from hypothesis import HealthCheck, given, settings
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from dspark_hf.decoding import loop, stopping
+from dspark_hf.decoding import accept, stopping
 
 ROOT = Path(__file__).parents[2]
 MAX_NEAR_TIES = 1 / 1000  # of the calls; each makes about ten tokens
@@ -65,14 +65,14 @@ def test_a_failing_case_is_printed_as_a_program_that_runs(monkeypatch):
 
 def test_the_search_finds_a_planted_fault(monkeypatch):
     """A drafter's token that is kept although the target says another: some of 300 cases must show it."""
-    right = loop.accept_greedy
+    right = accept.accept_greedy
 
     def wrong(drafts, target_tokens, lengths):
         acceptance = right(drafts, target_tokens, lengths)
         is_odd = (drafts[:, :1] % 7 == 3).any(1) if drafts.shape[1] else torch.zeros(1, dtype=torch.bool)
         return replace(acceptance, num_accepted=acceptance.num_accepted.clamp(min=is_odd.long()))
 
-    monkeypatch.setattr(loop, "accept_greedy", wrong)
+    monkeypatch.setattr(accept, "accept_greedy", wrong)
     with pytest.raises(AssertionError, match="To run this case alone"):
         run(300, derandomize=True)
 

@@ -339,9 +339,9 @@ def test_generate_follows_the_target_law_with_many_draws(small_pair, head):
 
 
 def test_control_a_renormalised_target_law_is_caught_at_this_sample_size(small_pair, monkeypatch):
-    from dspark_hf.decoding import loop
+    from dspark_hf.decoding import accept
 
-    original = loop.accept_sampled
+    original = accept.accept_sampled
 
     def biased(tokens, draft_probs, target_probs, *rest):
         keep = torch.zeros(VOCAB)
@@ -350,5 +350,5 @@ def test_control_a_renormalised_target_law_is_caught_at_this_sample_size(small_p
         kept = target_probs * (keep + 0.2)
         return original(tokens, draft_probs, kept / kept.sum(-1, keepdim=True), *rest)
 
-    monkeypatch.setattr(loop, "accept_sampled", biased)
+    monkeypatch.setattr(accept, "accept_sampled", biased)
     assert p_value(*draw(small_pair, 300, seed=1)) < 1e-6

@@ -87,7 +87,7 @@ def test_processors_are_given_their_rows_part():
 
 
 def test_texts_of_several_lengths():
-    prefixes = Prefixes(torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 0]]), (2, 1, 2), (0, 4, 6))
+    prefixes = Prefixes(torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 0]]), torch.tensor([2, 1, 2]), (2, 1, 2), (0, 4, 6))
     assert prefixes.last.tolist() == [2, 3, 5]
     longer = prefixes.followed_by(torch.tensor([[7, 8], [7, 8], [7, 8]]))
     groups = [(index.tolist(), ids.tolist(), rows) for index, ids, rows in longer.groups()]
@@ -97,7 +97,8 @@ def test_texts_of_several_lengths():
 
 def test_end_tokens_count_only_among_tokens_that_stand():
     stops = RowStops(
-        StoppingCriteriaList([EosTokenCriteria(torch.tensor([5, 6])), EosTokenCriteria(torch.tensor([7]))])
+        StoppingCriteriaList([EosTokenCriteria(torch.tensor([5, 6])), EosTokenCriteria(torch.tensor([7]))]),
+        torch.device("cpu"),
     )
     new = torch.tensor([[1, 5, 7], [1, 2, 5], [6, 5, 7], [1, 2, 7]])
     assert stops.end_after(new, torch.tensor([3, 2, 3, 3])).tolist() == [2, 4, 1, 3]

@@ -139,7 +139,7 @@ def test_rows_of_several_lengths_are_processed_as_each_alone():
     buffer = torch.tensor([text + [11] * (6 - len(text)) for text in texts])
     drafts = torch.tensor([[1, 4], [7, 7], [0, 2], [12, 3]])
     logits = torch.randn(4, 3, 13, generator=torch.Generator().manual_seed(3))
-    prefixes = Prefixes(buffer, tuple(map(len, texts)), rows)
+    prefixes = Prefixes(buffer, torch.tensor([len(text) for text in texts]), tuple(map(len, texts)), rows)
 
     def for_rows(rows):
         return LogitsProcessorList([lambda ids, scores: scores + places(ids, torch.tensor(rows))])

@@ -9,12 +9,17 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from dspark_hf.decoding.stopping import RowStops, StopChecker
 
+CPU = torch.device("cpu")
 TEXT = torch.tensor([[9, 8, 7, 1, 2, 3, 4, 5]])
 NUM_NEW = 5  # 1 2 3 4 5
 
 
 def scores_up_to(num_new):
     return tuple(f"scores after {i + 1}" for i in range(num_new))
+
+
+def no_scores(rows, length):
+    return None
 
 
 def first_stop(*criteria, ids=TEXT, num_new=NUM_NEW):
@@ -141,7 +146,7 @@ def test_end_tokens_of_rows_count_among_the_tokens_that_each_row_accepted():
     new = torch.tensor([[1, 2, 3, 4], [3, 1, 3, 1], [1, 1, 3, 3], [1, 1, 3, 1], [7, 1, 1, 1], [1, 1, 1, 3]])
     counts = torch.tensor([4, 4, 2, 3, 1, 4])
     for criteria in ([eos(3, 7)], [eos(3), eos(7)], [eos(7), eos(3)]):
-        stops = RowStops(StoppingCriteriaList([*criteria, sc.MaxLengthCriteria(9)]))
+        stops = RowStops(StoppingCriteriaList([*criteria, sc.MaxLengthCriteria(9)]), CPU)
         ends = stops.end_after(new, counts).tolist()
         assert ends[:2] == [3, 1]
         assert ends[2] > 4, "the end token stands among rejected drafts"
@@ -152,14 +157,32 @@ def test_end_tokens_of_rows_count_among_the_tokens_that_each_row_accepted():
 def test_rows_without_an_end_token_end_nowhere():
     new = torch.tensor([[1, 2, 3]])
     for criteria in ([], [eos(9)]):
-        assert RowStops(StoppingCriteriaList(criteria)).end_after(new, torch.tensor([3])).tolist() == [4]
+        assert RowStops(StoppingCriteriaList(criteria), CPU).end_after(new, torch.tensor([3])).tolist() == [4]
 
 
 def test_of_each_row_only_what_needs_its_text_is_asked(tokenizer):
     criterion = sc.StopStringCriteria(tokenizer, ["bc"])
-    stops = RowStops(StoppingCriteriaList([eos(2), criterion, sc.MaxLengthCriteria(3)]))
+    stops = RowStops(StoppingCriteriaList([eos(2), criterion, sc.MaxLengthCriteria(3)]), CPU)
     assert stops.asks_rows
-    assert stops.first_stop(spelled("aaaabcd"), 4, scores_up_to) == (3, True)
-    assert stops.first_stop(spelled("aaaabdc"), 4, scores_up_to) == (4, False)
-    custom = Notes(7)
-    assert RowStops(StoppingCriteriaList([custom])).asks_rows
+    ids = torch.cat([spelled("aaaabcd"), spelled("aaaabdc"), spelled("abcaaaa")])
+    assert stops.first_stops(ids, [3, 3, 7], [4, 4, 0], no_scores) == [(3, True), (4, False), (0, False)]
+
+
+def test_rows_of_equal_length_are_asked_together_and_none_behind_its_stop():
+    asked = []
+
+    class EndsOnSeven(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            asked.append(input_ids.tolist())
+            return input_ids[:, -1] == 7
+
+    stops = RowStops(StoppingCriteriaList([EndsOnSeven()]), CPU)
+    assert stops.asks_rows
+    ids = torch.tensor([[1, 7, 2, 0], [1, 2, 7, 3], [4, 5, 6, 8], [9, 9, 9, 9]])
+    assert stops.first_stops(ids, [1, 1, 2, 4], [2, 3, 2, 0], no_scores) == [
+        (1, True),
+        (2, True),
+        (2, False),
+        (0, False),
+    ]
+    assert asked == [[[1, 7], [1, 2]], [[1, 2, 7], [4, 5, 6]], [[4, 5, 6, 8]]]

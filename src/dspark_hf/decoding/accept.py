@@ -1,4 +1,4 @@
-"""Stage 5: which drafts stand, and the target's own token after them. Probability tables in, no model in sight.
+"""Stage 5: which drafts stand, and the target's own token after them. Scores and probabilities in, no model in sight.
 
 Written for any number of rows with different lengths; every function is free of host synchronisation.
 """
@@ -6,8 +6,32 @@ Written for any number of rows with different lengths; every function is free of
 import torch
 from torch import Tensor
 
-from .sampling import sample
+from .sampling import draw_uniforms, law, sample
 from .types import Acceptance
+
+
+def accept(
+    drafts: Tensor, draft_probs: Tensor | None, target_scores: Tensor, lengths: Tensor, *, do_sample: bool
+) -> Acceptance:
+    """Judge the verified drafts of every row; when sampling, with uniforms of their own for each row and slot.
+
+    Args:
+        drafts: int64 `[rows, width]`.
+        draft_probs: `[rows, at least width, vocab]`; None: one-hot at the drafts.
+        target_scores: float32 `[rows, 1 + width, vocab]`, after all logits processors.
+        lengths: int64 `[rows]`, drafts verified.
+    """
+    if not do_sample:
+        return accept_greedy(drafts, target_scores.argmax(dim=-1), lengths)
+    rows, width = drafts.shape
+    return accept_sampled(
+        drafts,
+        None if draft_probs is None else draft_probs[:, :width],
+        law(target_scores),
+        lengths,
+        draw_uniforms(rows, width, device=drafts.device),
+        draw_uniforms(rows, device=drafts.device),
+    )
 
 
 def accepted_lengths(stands: Tensor, lengths: Tensor) -> Tensor:

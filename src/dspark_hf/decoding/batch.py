@@ -1,8 +1,11 @@
-"""Several rows together: the loop of `loop.py` for rows that accept different numbers of tokens."""
+"""Several rows together: the loop of `loop.py` for rows that accept different numbers of tokens.
+
+Rows stand where `row_state.py` says, on the device as well as for the host. Under policy `full` the device is read
+once a round, at its end; policies that shorten drafts need a second read, since lengths decide shapes.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,44 +13,25 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 from .._compat import TargetModel
+from ..model.row_attention import attending_by_rows
 from ..modeling_dspark import DSparkDraftModel
-from .accept import accept_greedy, accept_sampled
+from .accept import accept
 from .prefixes import Prefixes
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
 from .row_drafter import RowDrafter
-from .row_target import RowTarget
-from .rows import join_steps
-from .sampling import draw_uniforms, law, no_law_error
+from .row_layout import LayoutChooser, padded_to
+from .row_result import common_end, cut_rows, joined_result
+from .row_state import Row, RowCounts, RowState
+from .row_target import RowOutputs, RowTarget
+from .sampling import no_law_error
 from .stopping import RowStops
-from .types import Acceptance, Proposal, Verification
-from .verify import last_logits
+from .types import Proposal, Verification
 
 # Rows that have ended are taken out of the caches when they are this share of the rows.
 COMPACT_SHARE = 0.25
-
-
-@dataclass(eq=False)
-class _Row:
-    """One row in progress.
-
-    Attributes:
-        index: Its place in the result.
-        num_text: Tokens of its text so far, padding of the prompt counted.
-        num_real: The same, padding not counted.
-        stopped_at: Where a criterion stopped it that is no end token; the row goes on if there are no end tokens, as
-            in plain generation, until all have stopped.
-    """
-
-    index: int
-    num_text: int
-    num_real: int
-    is_done: bool = False
-    stopped_at: int | None = None
-    report: SpeculationReport = field(default_factory=lambda: SpeculationReport(num_calls=1))
-    scores: list[Tensor] = field(default_factory=list)
-    logits: list[Tensor] = field(default_factory=list)
 
 
 class BatchRun:
@@ -55,7 +39,7 @@ class BatchRun:
 
     Args:
         input_ids: int64 `[rows, length]`, padded on the left.
-        attention_mask: int64 `[rows, length]`, 0 where padded; None: no padding.
+        streamer: For one row only.
     """
 
     def __init__(
@@ -68,43 +52,48 @@ class BatchRun:
         logits_processor: LogitsProcessorList,
         model_kwargs: dict[str, Any],
         input_ids: Tensor,
+        streamer: BaseStreamer | None = None,
     ) -> None:
         self._warn_of_unusable = warn_of_unusable
+        self._streamer = streamer
+        self._model = model
         num_rows, length = input_ids.shape
         mask = model_kwargs.get("attention_mask")
         self._is_real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
-        capacity = generation_config.max_length
-        self._max_length = generation_config.max_length
+        self._max_length: int = generation_config.max_length
         self._config = generation_config
-        self._generator = RowDrafter(
-            drafter, model, generation_config, logits_processor, model_kwargs, capacity, num_rows
-        )
-        self._target = RowTarget(model, capacity, self._generator.model_kwargs_overrides)
-        self._stops = RowStops(stopping_criteria)
         self._do_sample = bool(generation_config.do_sample)
-        num_real = self._is_real.sum(dim=1).tolist()
-        self._rows = [_Row(r, length, num_real[r]) for r in range(num_rows)]  # those in the caches, in their order
+        self._generator = RowDrafter(
+            drafter, model, generation_config, logits_processor, model_kwargs, self._max_length, num_rows
+        )
+        compiles = model._valid_auto_compile_criteria(model_kwargs, generation_config)
+        compiled = model.get_compiled_call(generation_config.compile_config) if compiles else None
+        captured = self._generator.model_kwargs_overrides
+        self._target = RowTarget(model, num_rows, self._max_length, captured, compiled)
+        num_slots = self._generator.num_draft_tokens
+        self._layouts = LayoutChooser(model, generation_config, is_compiled=compiles, num_slots=num_slots)
+        self._stops = RowStops(stopping_criteria, input_ids.device)
+        self._state = RowState(input_ids.new_full((num_rows,), length), self._is_real.sum(dim=1))
+        num_real = self._state.num_real.tolist()
+        self._rows = [Row(r, length, num_real[r]) for r in range(num_rows)]  # those in the caches, in their order
         self._all_rows = list(self._rows)
         # One column more than any text needs, for what is not kept.
-        self._texts = input_ids.new_zeros(num_rows, generation_config.max_length + 1)
+        self._texts = input_ids.new_zeros(num_rows, self._max_length + 1)
         self._texts[:, :length] = input_ids
         self._ids = self._texts  # of the rows in the caches
-        self.report = SpeculationReport()
-        self._clock = StageClock(self.report)
+        self._counts = RowCounts(num_rows, num_slots)
+        self._report = SpeculationReport()  # of all rows together: seconds and forwards
+        self._clock = StageClock(self._report)
 
     def run(self, input_ids: Tensor) -> GenerateDSparkOutput | Tensor:
         """Generate until every row has ended."""
-        self._prompt(input_ids)
-        while not self._is_over():
-            self._compact()
-            self._round()
-        self._store(self._rows)
-        self._cut()
-        num_forwards = self.report.num_target_forwards
-        for row in self._all_rows:
-            self.report.merge(row.report)
-        self.report.num_target_forwards = num_forwards  # of all rows together
-        publish(self.report)
+        with attending_by_rows(self._model):
+            self._prompt(input_ids)
+            while not self._is_over():
+                self._compact()
+                self._round()
+        if self._streamer is not None:
+            self._streamer.end()
         return self._result()
 
     def _prompt(self, input_ids: Tensor) -> None:
@@ -112,139 +101,178 @@ class BatchRun:
         length = input_ids.shape[1]
         positions = (self._is_real.cumsum(dim=1) - 1).clamp(min=0)
         reached = (positions.amax(dim=0) + 1).tolist()  # columns in use up to each token
+        num_real = self._is_real.sum(dim=0).tolist()
         size = self._config.prefill_chunk_size or length
         for start in range(0, length, size):
             part = slice(start, min(start + size, length))
-            outputs = self._target.forward(
+            is_real = self._is_real[:, part]
+            outputs = self._target.prefill(
                 input_ids[:, part],
                 positions[:, part],
-                self._is_real[:, part],
+                is_real,
                 num_columns=reached[part.stop - 1],
-                num_logits=1,
+                num_flat=self._layouts.grid_of_prompts(is_real, sum(num_real[part])),
             )
-            self.report.num_target_forwards += 1
-            self._generator.observe_rows(outputs, positions[:, part], self._is_real[:, part])
+            self._report.num_target_forwards += 1
+            self._generator.observe_rows(outputs, positions[:, part], is_real)
         self._clock.mark("prefill_s")
-        nothing = input_ids.new_zeros(len(self._rows))
-        self._accept_and_commit(outputs, input_ids[:, :0], nothing, None)
+        nothing = torch.zeros_like(self._state.num_text)
+        self._accept_and_commit(outputs, input_ids[:, :0], nothing, None, is_round=False)
         self._clock.mark("other_s")
 
     def _round(self) -> None:
         """One round of every row that has not ended."""
         # 1-3. draft, calibrate, schedule
-        prefixes = self._prefixes()
-        num_context = [row.num_real - 1 for row in self._rows]
-        num_allowed = [0 if row.is_done else self._max_length - row.num_text - 1 for row in self._rows]
-        proposal = self._generator.propose_rows(prefixes, num_context, num_allowed)
-        drafts, lengths = self._scheduled(proposal)
+        state, prefixes = self._state, self._prefixes()
+        num_context = state.num_real - 1
+        room = torch.where(state.is_live, self._max_length - state.num_text - 1, 0)
+        host_room = [0 if row.is_done else self._max_length - row.num_text - 1 for row in self._rows]
+        max_context = max(row.num_real for row in self._rows) - 1
+        proposal = self._generator.propose_rows(
+            prefixes, num_context, room, max_context=max_context, max_room=max(host_room)
+        )
+        lengths, shown, host_shown = self._scheduled(proposal, room, host_room)
+        layout = self._layouts.choose(shown, host_shown, [not row.is_done for row in self._rows])
+        drafts = padded_to(self._ids[:, :0] if proposal is None else proposal.block.tokens, layout.width)
         self._clock.mark("draft_s")
         # 4. verify
-        width = drafts.shape[1]
-        tokens = torch.cat([prefixes.last[:, None], drafts], dim=1)
-        steps = torch.arange(width + 1, device=tokens.device)
-        starts = torch.tensor(num_context, device=tokens.device)[:, None]
-        positions = starts + torch.minimum(steps, lengths[:, None])
-        is_live = torch.tensor([not row.is_done for row in self._rows], device=tokens.device)
+        steps = torch.arange(layout.width + 1, device=drafts.device)
+        positions = num_context[:, None] + torch.minimum(steps, shown[:, None])
         outputs = self._target.forward(
-            tokens,
+            torch.cat([prefixes.last[:, None], drafts], dim=1),
             positions,
-            (steps <= lengths[:, None]) & is_live[:, None],
-            num_columns=max(num_context) + width + 1,
-            num_logits=width + 1,
+            (steps <= shown[:, None]) & state.is_live[:, None],
+            num_columns=max_context + layout.width + 1,
+            num_flat=layout.num_flat,
         )
-        self.report.num_target_forwards += 1
+        self._report.num_target_forwards += 1
         self._clock.mark("verify_s")
         # 5. accept, and commit what no stop cuts off
-        took_part = [row for row in self._rows if not row.is_done]
-        num_kept, facts = self._accept_and_commit(outputs, drafts, lengths, proposal)
-        self._count(took_part, proposal, facts)
-        is_committed = steps < torch.tensor(num_kept, device=tokens.device)[:, None]
-        self._generator.observe_rows(outputs, positions, is_committed)
+        num_kept, kept = self._accept_and_commit(outputs, drafts, lengths, proposal, is_round=True)
+        part = slice(0, max(kept))
+        self._generator.observe_rows(outputs, positions[:, part], steps[part] < num_kept[:, None])
         self._clock.mark("other_s")
 
     # -- parts of a round ---------------------------------------------------------------------------------------
 
     def _prefixes(self) -> Prefixes:
-        lengths = tuple(row.num_text for row in self._rows)
-        return Prefixes(self._ids, lengths, tuple(row.index for row in self._rows))
-
-    def _scheduled(self, proposal: Proposal | None) -> tuple[Tensor, Tensor]:
-        """The drafts that go to verification, int64 `[rows, width]`, and how many of each row, int64 `[rows]`."""
-        if proposal is None:
-            return self._ids[:, :0], self._ids.new_zeros(len(self._rows))
-        # Under `full` the width is known without asking the device.
-        num_slots = proposal.block.tokens.shape[1]
-        width = num_slots if self._generator.verifies_all else int(proposal.lengths.max())
-        return proposal.block.tokens[:, :width], proposal.lengths
-
-    def _accept_and_commit(
-        self, outputs: Any, drafts: Tensor, lengths: Tensor, proposal: Proposal | None
-    ) -> tuple[list[int], list[list[int]]]:
-        """Tokens that each row keeps, none of one that has ended; and what was read from the device, by row."""
-        raw = last_logits(outputs, drafts.shape[1] + 1, drafts.device)
-        verification = Verification(raw, self._generator.processor.over_block(self._prefixes(), drafts, raw))
-        acceptance = self._accept(drafts, lengths, proposal, verification)
-        new = torch.cat([drafts, drafts.new_zeros(len(drafts), 1)], dim=1)
-        new.scatter_(1, acceptance.num_accepted[:, None], acceptance.next_token[:, None])
-        end_after = self._stops.end_after(new, acceptance.num_accepted + 1)
-        # The round's only read from the device.
-        num_usable = lengths if proposal is None else proposal.block.num_usable
-        columns = [acceptance.num_accepted, acceptance.is_valid.long(), end_after, lengths, num_usable]
-        facts: list[list[int]] = torch.stack(columns).tolist()
-        self._clock.mark("accept_s")
-        self._refuse_no_law(facts)
-        num_kept = [0 if row.is_done else self._kept(r, facts, new, verification) for r, row in enumerate(self._rows)]
-        self._append(new, num_kept)
-        return num_kept, facts
-
-    def _accept(
-        self, drafts: Tensor, lengths: Tensor, proposal: Proposal | None, verification: Verification
-    ) -> Acceptance:
-        if not self._do_sample:
-            return accept_greedy(drafts, verification.scores.argmax(dim=-1), lengths)
-        rows, width = drafts.shape
-        draft_probs = None if proposal is None else proposal.block.draft_probs
-        return accept_sampled(
-            drafts,
-            None if draft_probs is None else draft_probs[:, :width],
-            law(verification.scores),
-            lengths,
-            draw_uniforms(rows, width, device=drafts.device),
-            draw_uniforms(rows, device=drafts.device),
+        rows = self._rows
+        return Prefixes(
+            self._ids, self._state.num_text, tuple(row.num_text for row in rows), tuple(row.index for row in rows)
         )
 
-    def _refuse_no_law(self, facts: list[list[int]]) -> None:
-        for row, num_accepted, is_valid in zip(self._rows, facts[0], facts[1], strict=True):
+    def _scheduled(
+        self, proposal: Proposal | None, room: Tensor, host_room: list[int]
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Drafts of each row that are judged, and that are run, int64 `[rows]`; the latter also for the host."""
+        if proposal is None:
+            nothing = torch.zeros_like(room)
+            return nothing, nothing, [0] * len(host_room)
+        if self._generator.verifies_all:  # known without asking the device; broken slots are run, and not judged
+            num_slots = proposal.block.tokens.shape[1]
+            return proposal.lengths, room.clamp(max=num_slots), [min(num_slots, own) for own in host_room]
+        return proposal.lengths, proposal.lengths, proposal.lengths.tolist()
+
+    def _accept_and_commit(
+        self, outputs: RowOutputs, drafts: Tensor, lengths: Tensor, proposal: Proposal | None, *, is_round: bool
+    ) -> tuple[Tensor, list[int]]:
+        """Tokens that each row keeps, none of one that has ended, int64 `[rows]` and for the host."""
+        state = self._state
+        raw = outputs.logits.to(dtype=torch.float32, device=drafts.device)
+        verification = Verification(raw, self._generator.processor.over_block(self._prefixes(), drafts, raw))
+        probs = None if proposal is None else proposal.block.draft_probs
+        draft_probs = None if probs is None else padded_to(probs, drafts.shape[1])
+        acceptance = accept(drafts, draft_probs, verification.scores, lengths, do_sample=self._do_sample)
+        new = torch.nn.functional.pad(drafts, (0, 1))
+        new.scatter_(1, acceptance.num_accepted[:, None], acceptance.next_token[:, None])
+        counts = acceptance.num_accepted + 1
+        end_after = self._stops.end_after(new, counts)
+        num_kept = torch.minimum(torch.minimum(counts, end_after), (self._max_length - state.num_text).clamp(min=1))
+        num_kept = torch.where(state.is_live, num_kept, 0)
+        ends = (end_after <= counts) | (state.num_text + num_kept >= self._max_length)
+        # The round's only read from the device.
+        num_usable = lengths if proposal is None else proposal.block.num_usable
+        columns = [num_kept, ends, acceptance.num_accepted, acceptance.is_valid, lengths, num_usable]
+        facts = torch.stack([column.long() for column in columns]).cpu()
+        self._clock.mark("accept_s")
+        self._refuse_no_law(facts)
+        if is_round:
+            self._count(facts, proposal)
+        self._append(new, num_kept)
+        if self._stops.asks_rows:
+            num_kept, ends = self._ask_criteria(facts, verification, num_kept, ends)
+        self._state.advance(num_kept, ends)
+        kept: list[int] = facts[0].tolist()
+        self._note(facts, verification)
+        return num_kept, kept
+
+    def _refuse_no_law(self, facts: Tensor) -> None:
+        for row, num_accepted, is_valid in zip(self._rows, facts[2].tolist(), facts[3].tolist(), strict=True):
             if not is_valid and not row.is_done:
                 raise no_law_error(row.num_text + num_accepted)
 
-    def _kept(self, r: int, facts: list[list[int]], new: Tensor, verification: Verification) -> int:
-        """How many of a row's new tokens stay; notes whether it has ended, and its scores."""
-        row = self._rows[r]
-        num_new = facts[0][r] + 1
-        num_kept = num_allowed = min(num_new, facts[2][r], max(1, self._max_length - row.num_text))
-        row.is_done = facts[2][r] <= num_new or row.num_text + num_kept >= self._max_length
-        if self._stops.asks_rows:
-            ids = torch.cat([self._ids[r : r + 1, : row.num_text], new[r : r + 1, :num_kept]], dim=1)
-            scores = verification.scores[r : r + 1]
-            num_kept, is_stopped = self._stops.first_stop(
-                ids,
-                num_kept,
-                lambda n: (*row.scores, *scores[:, :n].unbind(1)) if self._wants("output_scores") else None,
-            )
+    def _append(self, new: Tensor, num_kept: Tensor) -> None:
+        """Put the kept tokens behind the rows' texts."""
+        steps = torch.arange(new.shape[1], device=new.device)
+        is_kept = steps < num_kept[:, None]
+        places = torch.where(is_kept, self._state.num_text[:, None] + steps, self._max_length)
+        self._ids.scatter_(1, places, new)
+
+    def _ask_criteria(
+        self, facts: Tensor, verification: Verification, num_kept: Tensor, ends: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Ask the criteria that need to see texts; changes the first two rows of `facts`, and returns them."""
+        kept: list[int] = facts[0].tolist()
+        stops = self._stops.first_stops(
+            self._ids,
+            [row.num_text for row in self._rows],
+            kept,
+            lambda here, length: self._scores_of(here, length, verification),
+        )
+        for r, (row, (num_until, is_stopped)) in enumerate(zip(self._rows, stops, strict=True)):
             if is_stopped and self._stops.has_end_tokens:
-                row.is_done = True
+                facts[0, r], facts[1, r] = num_until, 1
             elif is_stopped:
-                row.stopped_at = row.stopped_at or row.num_text + num_kept
-                num_kept = num_allowed
-        for name, source, kept_rows in (
-            ("output_scores", verification.scores, row.scores),
-            ("output_logits", verification.logits, row.logits),
-        ):
-            if self._wants(name):
-                kept_rows.extend(step.clone() for step in source[r : r + 1, :num_kept].unbind(1))
-        row.report.num_new_tokens += num_kept
-        return num_kept
+                row.stopped_at = row.stopped_at or row.num_text + num_until
+        return facts[0].to(num_kept.device), facts[1].bool().to(ends.device)
+
+    def _scores_of(self, here: list[int], length: int, verification: Verification) -> tuple[Tensor, ...] | None:
+        if not self._wants("output_scores"):
+            return None
+        rows = [self._rows[r] for r in here]
+        steps = [
+            (*row.scores, *verification.scores[r : r + 1, : length - row.num_text].unbind(1))
+            for r, row in zip(here, rows, strict=True)
+        ]
+        return tuple(torch.cat(step) for step in zip(*steps, strict=True))
+
+    def _note(self, facts: Tensor, verification: Verification) -> None:
+        """Tell the host's rows what they keep and whether they have ended."""
+        for r, (row, kept, has_ended) in enumerate(zip(self._rows, facts[0].tolist(), facts[1].tolist(), strict=True)):
+            row.is_done = row.is_done or bool(has_ended)
+            if self._wants("output_scores"):
+                row.scores.extend(step.clone() for step in verification.scores[r : r + 1, :kept].unbind(1))
+            if self._wants("output_logits"):
+                row.logits.extend(step.clone() for step in verification.logits[r : r + 1, :kept].unbind(1))
+            if self._streamer is not None:
+                for token in self._ids[r, row.num_text : row.num_text + kept].cpu():
+                    self._streamer.put(token[None])
+            row.num_text += kept
+            row.num_real += kept
+        self._counts.add_tokens(self._indices(), facts[0])
+
+    def _count(self, facts: Tensor, proposal: Proposal | None) -> None:
+        num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
+        took_part = torch.tensor([not row.is_done for row in self._rows])
+        _, _, num_accepted, _, lengths, num_usable = facts[:, took_part]
+        is_unusable = num_usable < num_drafted
+        self._counts.add_round(self._indices()[took_part], num_drafted, lengths, num_accepted, is_unusable)
+        if bool(is_unusable.any()):
+            self._warn_of_unusable()
+
+    def _indices(self) -> Tensor:
+        """Places in the result of the rows in the caches, int64 on the host."""
+        return torch.tensor([row.index for row in self._rows])
 
     def _is_over(self) -> bool:
         """Whether every row has ended; without end tokens, whether all have stopped and come as far as the last."""
@@ -252,77 +280,38 @@ class BatchRun:
         return all(row.is_done or (end is not None and row.num_text >= end) for row in self._rows)
 
     def _end(self) -> int | None:
-        """Where the last row stopped, if there are no end tokens and all have stopped."""
-        stops = [row.stopped_at or (row.num_text if row.is_done else None) for row in self._all_rows]
-        stopped = [stop for stop in stops if stop is not None]
-        return max(stopped) if not self._stops.has_end_tokens and len(stopped) == len(stops) else None
+        return None if self._stops.has_end_tokens else common_end(self._all_rows)
 
     def _wants(self, name: str) -> bool:
         return bool(self._config.return_dict_in_generate and getattr(self._config, name))
-
-    def _append(self, new: Tensor, num_kept: list[int]) -> None:
-        """Put the kept tokens behind the rows' texts."""
-        steps = torch.arange(new.shape[1], device=new.device)
-        starts = torch.tensor([row.num_text for row in self._rows], device=new.device)[:, None]
-        is_kept = steps < torch.tensor(num_kept, device=new.device)[:, None]
-        self._ids.scatter_(1, torch.where(is_kept, starts + steps, self._max_length), new)
-        for row, kept in zip(self._rows, num_kept, strict=True):
-            row.num_text += kept
-            row.num_real += kept
-
-    def _count(self, took_part: list[_Row], proposal: Proposal | None, facts: list[list[int]]) -> None:
-        num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
-        for row, num_accepted, length, num_usable in zip(self._rows, facts[0], facts[3], facts[4], strict=True):
-            if row not in took_part:
-                continue
-            row.report.count_round(num_drafted, length, num_accepted)
-            if proposal is not None and num_usable < num_drafted:
-                self._warn_of_unusable()
-                row.report.num_unusable_rounds += 1
 
     def _compact(self) -> None:
         """Take rows that have ended out of the caches, when they are enough to pay for the copy."""
         live = [r for r, row in enumerate(self._rows) if not row.is_done]
         num_done = len(self._rows) - len(live)
-        if num_done < max(1, math.ceil(COMPACT_SHARE * len(self._rows))):
+        # A compiled forward would be compiled again for the rest.
+        if self._target.is_compiled or num_done < max(1, math.ceil(COMPACT_SHARE * len(self._rows))):
             return
         self._store(self._rows)
         kept = torch.tensor(live, device=self._ids.device)
         self._ids = self._ids[kept]
-        self._target.keep(kept)
-        self._generator.keep(kept)
+        for part in (self._target, self._generator, self._state):
+            part.keep(kept)
         self._rows = [self._rows[r] for r in live]
 
-    def _store(self, rows: list[_Row]) -> None:
+    def _store(self, rows: list[Row]) -> None:
         """Put the texts of the rows in the caches into the result."""
         if self._ids is not self._texts:
             self._texts[[row.index for row in rows]] = self._ids
 
-    def _cut(self) -> None:
-        """Without end tokens: forget what rows said behind the place where the last one stopped."""
-        end = self._end()
-        if end is None:
-            return
-        for row in self._all_rows:
-            surplus = max(0, row.num_text - end)
-            row.num_text -= surplus
-            row.report.num_new_tokens -= surplus
-            for steps in (row.scores, row.logits):
-                del steps[max(0, len(steps) - surplus) :]
-
     def _result(self) -> GenerateDSparkOutput | Tensor:
-        pad = getattr(self._config, "_pad_token_tensor", None)
-        longest = max(row.num_text for row in self._all_rows)
-        sequences = self._texts[:, :longest].clone()
-        for row in self._all_rows:
-            sequences[row.index, row.num_text :] = 0 if pad is None else int(pad)
-        if not self._config.return_dict_in_generate:
-            return sequences
-        ids: Any = sequences  # transformers types it LongTensor
-        return GenerateDSparkOutput(
-            sequences=ids,
-            scores=join_steps([row.scores for row in self._all_rows]) if self._wants("output_scores") else None,
-            logits=join_steps([row.logits for row in self._all_rows]) if self._wants("output_logits") else None,
-            cache=None,
-            speculation=self.report,
-        )
+        self._store(self._rows)
+        if (end := self._end()) is not None:
+            cut_rows(self._all_rows, end, self._counts)
+        by_row = self._counts.reports()
+        num_forwards = self._report.num_target_forwards
+        for row_report in by_row:
+            self._report.merge(row_report)
+        self._report.num_target_forwards = num_forwards  # of all rows together
+        publish(self._report)
+        return joined_result(self._texts, self._all_rows, self._config, self._report, by_row)

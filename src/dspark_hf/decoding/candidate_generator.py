@@ -16,6 +16,7 @@ from ..model.context_cache import DraftContextCache
 from ..modeling_dspark import DSparkDraftModel
 from .calibrate import calibrate
 from .draft import draft_block
+from .prefixes import Prefixes
 from .sampling import ScoreProcessor
 from .schedule import schedule
 from .settings import resolve_settings
@@ -109,12 +110,15 @@ class DSparkCandidateGenerator(CandidateGenerator):
         num_slots = min(self._settings.num_draft_tokens, self._max_length - ids.shape[1] - 1)
         if num_slots <= 0:
             return None
-        hidden = self._block_hidden(ids[:, -1:])[:, :num_slots]
+        return self._draft(self._block_hidden(ids[:, -1:])[:, :num_slots], ids)
+
+    def _draft(self, hidden: Tensor, prefix_ids: Tensor | Prefixes) -> Proposal:
+        """Stages 1 to 3 after the backbone: `hidden` `[rows, slots, hidden]` of blocks that follow `prefix_ids`."""
         block = draft_block(
             self._drafter,
             hidden,
             self._drafter.base_logits(hidden.to(self._head_device, self._head_dtype), self._head),
-            ids,
+            prefix_ids,
             self.processor,
             draft_ids=self._draft_ids,
             do_sample=self._do_sample,

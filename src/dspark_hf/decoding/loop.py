@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StaticCache
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from .._compat import TargetModel
+from .._compat import CACHE_KEY, TargetModel
 from ..modeling_dspark import DSparkDraftModel
-from .accept import accept_greedy, accept_sampled
+from .accept import accept
 from .batch import BatchRun
 from .candidate_generator import DSparkCandidateGenerator
 from .outputs import OutputRecorder
@@ -23,7 +23,7 @@ from .refusals import refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
 from .row_processors import processors_for_rows
 from .rows import join_rows, refuse_criteria, refuse_rows, split_rows, why_one_by_one
-from .sampling import draw_uniforms, law, no_law_error
+from .sampling import no_law_error
 from .stopping import StopChecker
 from .target_refusals import refuse_length
 from .types import Acceptance, Proposal, Verification
@@ -66,17 +66,31 @@ def dspark_decoding(
         functools.cache(_warn_of_unusable_numbers),  # once for all rows of this call
     )
     num_rows = input_ids.shape[0]
-    if num_rows == 1:
+    if num_rows == 1 and not _is_static(model, input_ids, generation_config, model_kwargs):
         run = _run_row(call, logits_processor, streamer, input_ids, model_kwargs)
         publish(run.report)
         return run.result()
-    refuse_rows(num_rows, streamer, model_kwargs)
-    reason = why_one_by_one(model, input_ids, generation_config, model_kwargs)
-    if reason is not None:
-        return _one_by_one(call, logits_processor, input_ids, model_kwargs, reason)
-    batch = BatchRun(*call, logits_processor, model_kwargs, input_ids)
+    if num_rows > 1:
+        refuse_rows(num_rows, streamer, model_kwargs)
+        reason = why_one_by_one(model, input_ids, generation_config, model_kwargs)
+        if reason is not None:
+            return _one_by_one(call, logits_processor, input_ids, model_kwargs, reason)
+    batch = BatchRun(*call, logits_processor, model_kwargs, input_ids, streamer)
     with model._optimize_model_for_decode():
         return batch.run(input_ids)
+
+
+def _is_static(
+    model: TargetModel, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> bool:
+    """Whether one row runs on the caches of a batch, in place of a static cache that nobody will see again."""
+    cache = model_kwargs[CACHE_KEY]
+    return (
+        isinstance(cache, StaticCache)
+        and not getattr(cache, "_is_user_defined", False)
+        and not generation_config.return_dict_in_generate
+        and why_one_by_one(model, input_ids, generation_config, model_kwargs) is None
+    )
 
 
 class _Call(NamedTuple):
@@ -227,17 +241,8 @@ class _Run:
     def _accept(self, drafts: Tensor, proposal: Proposal | None, verification: Verification) -> Acceptance:
         rows, width = drafts.shape
         lengths = torch.full((rows,), width, dtype=torch.long, device=drafts.device)
-        if not self._do_sample:
-            return accept_greedy(drafts, verification.scores.argmax(dim=-1), lengths)
         draft_probs = None if proposal is None else proposal.block.draft_probs
-        return accept_sampled(
-            drafts,
-            None if draft_probs is None else draft_probs[:, :width],
-            law(verification.scores),
-            lengths,
-            draw_uniforms(rows, width, device=drafts.device),
-            draw_uniforms(rows, device=drafts.device),
-        )
+        return accept(drafts, draft_probs, verification.scores, lengths, do_sample=self._do_sample)
 
     def _num_accepted(self, acceptance: Acceptance) -> int:
         """The round's only read of acceptance from the device.

@@ -59,6 +59,7 @@ class OutputRecorder:
             hidden_states=_as_tuple(self._hidden_states),
             cache=self._cache,
             speculation=report,
+            speculation_by_row=(report,),
         )
 
     def _add_tokens(self, verification: Verification, num_tokens: int) -> None:

@@ -13,25 +13,27 @@ class Prefixes:
 
     Attributes:
         ids: int64 `[rows, capacity]`; a row's text is its first entries, padding of the prompt among them.
-        lengths: How many of them, each row >= 1.
+        ends: int64 `[rows]`, on the device of `ids`: how many of them, each row >= 1.
+        lengths: The same numbers for the host.
         rows: Which rows of the batch these are.
     """
 
     ids: Tensor
+    ends: Tensor
     lengths: tuple[int, ...]
     rows: tuple[int, ...]
 
     @property
     def last(self) -> Tensor:
         """The last token of each row, int64 `[rows]`."""
-        return self.ids.gather(1, self._ends() - 1).squeeze(1)
+        return self.ids.gather(1, self.ends[:, None] - 1).squeeze(1)
 
     def followed_by(self, tokens: Tensor) -> "Prefixes":
         """The same texts with `tokens` int64 `[rows, n]` behind them."""
         num_new = tokens.shape[1]
         ids = torch.nn.functional.pad(self.ids, (0, num_new))
-        ids.scatter_(1, self._ends() + torch.arange(num_new, device=ids.device), tokens)
-        return Prefixes(ids, tuple(length + num_new for length in self.lengths), self.rows)
+        ids.scatter_(1, self.ends[:, None] + torch.arange(num_new, device=ids.device), tokens)
+        return Prefixes(ids, self.ends + num_new, tuple(length + num_new for length in self.lengths), self.rows)
 
     def groups(self) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
         """Rows of equal length together: indices here int64 `[n]`, texts int64 `[n, length]`, rows of the batch."""
@@ -39,6 +41,3 @@ class Prefixes:
             here = [r for r, own in enumerate(self.lengths) if own == length]
             index = torch.tensor(here, device=self.ids.device)
             yield index, self.ids[index, :length], tuple(self.rows[r] for r in here)
-
-    def _ends(self) -> Tensor:
-        return torch.tensor(self.lengths, device=self.ids.device)[:, None]

@@ -99,9 +99,15 @@ class SpeculationReport:
 
 @dataclass
 class GenerateDSparkOutput(GenerateDecoderOnlyOutput):
-    """The usual output of generate() with `speculation`, a [`SpeculationReport`]."""
+    """The usual output of generate() with reports of what speculation did.
+
+    Attributes:
+        speculation: Of the whole call.
+        speculation_by_row: Of each row; seconds, and forwards that rows shared, are in `speculation` only.
+    """
 
     speculation: SpeculationReport | None = None
+    speculation_by_row: tuple[SpeculationReport, ...] | None = None
 
 
 _ACTIVE_REPORTS: ContextVar[tuple[SpeculationReport, ...]] = ContextVar("dspark_reports", default=())

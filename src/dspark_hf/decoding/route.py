@@ -28,6 +28,8 @@ _ROUTE_MARK = "_dspark_hf_route"
 # Set on GenerationMixin while the route is on. There, so that every copy of this package in a process (a remote-code
 # one, one imported again) sees the same: whichever came first has its wrappers in place, for drafters of all copies.
 _ENABLED_MARK = "_dspark_hf_route_is_enabled"
+# Arguments of generate() that this package adds.
+OWN_ARGUMENTS = ("verification_policy", "verification_layout")
 _LOCK = threading.Lock()
 
 
@@ -46,8 +48,9 @@ def install() -> None:
                 setattr(wrapper, _ROUTE_MARK, wrapper)
                 setattr(GenerationMixin, name, wrapper)
         # Makes generate() accept the argument, and a GenerationConfig save and load it; None changes nothing.
-        if not hasattr(GenerationConfig, "verification_policy"):
-            GenerationConfig.verification_policy = None  # type: ignore[attr-defined]
+        for name in OWN_ARGUMENTS:
+            if not hasattr(GenerationConfig, name):
+                setattr(GenerationConfig, name, None)
         setattr(GenerationMixin, _ENABLED_MARK, True)
 
 
@@ -65,8 +68,9 @@ def uninstall() -> None:
             is_on_top = getattr(method, _ROUTE_MARK, None) is method
             if is_on_top:
                 setattr(GenerationMixin, name, method.__wrapped__)
-        if "verification_policy" in vars(GenerationConfig):
-            del GenerationConfig.verification_policy  # type: ignore[attr-defined]
+        for name in OWN_ARGUMENTS:
+            if name in vars(GenerationConfig):
+                delattr(GenerationConfig, name)
 
 
 def is_drafter(assistant: object) -> TypeGuard[DSparkDraftModel]:

@@ -1,6 +1,7 @@
 """Stages 1 to 3 for several rows of different lengths."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,13 +12,11 @@ from transformers.generation.logits_process import LogitsProcessorList
 from .._compat import TargetModel
 from ..model.row_slots import RowContextCache, RowSlots, attention_mask_for
 from ..modeling_dspark import DSparkDraftModel
-from .calibrate import calibrate
 from .candidate_generator import CONTEXT_CHUNK_TOKENS, DSparkCandidateGenerator
-from .draft import draft_block
 from .prefixes import Prefixes
 from .row_processors import processors_for_rows
 from .sampling import ScoreProcessor
-from .schedule import FullPolicy, schedule
+from .schedule import FullPolicy
 from .types import Proposal
 
 
@@ -48,49 +47,48 @@ class RowDrafter(DSparkCandidateGenerator):
         self._new: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
+    def num_draft_tokens(self) -> int:
+        """Most drafts of a round."""
+        return self._settings.num_draft_tokens
+
+    @property
     def verifies_all(self) -> bool:
         """Whether every usable draft is verified, whatever the confidences."""
         return isinstance(self._settings.policy, FullPolicy)
 
     @torch.no_grad()
     def observe_rows(self, outputs: Any, positions: Tensor, is_committed: Tensor) -> None:
-        """Take the features of a target forward over `[rows, tokens]` as context, where `is_committed`."""
+        """Take the features of a target forward over `[rows, tokens]` as context, where `is_committed`.
+
+        `positions` and `is_committed` may cover only the first tokens of the forward; the rest is not looked at.
+        """
         device, dtype = self._drafter.device, self._drafter.dtype
         layers = self._features_of(outputs)
-        num_rows, num_tokens, _ = layers[0].shape
+        num_rows, num_tokens = positions.shape
         size = max(1, CONTEXT_CHUNK_TOKENS // num_rows)
         for start in range(0, num_tokens, size):
             self._flush_rows()
-            chunk = slice(start, start + size)
+            chunk = slice(start, min(start + size, num_tokens))
             features = torch.cat([layer[:, chunk].to(device) for layer in layers], dim=-1).to(dtype)
             self._new = features, positions[:, chunk].to(device), is_committed[:, chunk].to(device)
 
     @torch.no_grad()
-    def propose_rows(self, prefixes: Prefixes, num_context: list[int], num_allowed: list[int]) -> Proposal | None:
+    def propose_rows(
+        self, prefixes: Prefixes, num_context: Tensor, room: Tensor, *, max_context: int, max_room: int
+    ) -> Proposal | None:
         """Draft after each row's last token, its anchor; None when no draft of any row could be committed.
 
         Args:
-            num_context: Committed tokens before the anchor, padding not counted.
-            num_allowed: Most drafts of each row that max_length leaves room for.
+            num_context: int64 `[rows]`, committed tokens before the anchor, padding not counted.
+            room: int64 `[rows]`, most drafts of each row that max_length leaves room for.
+            max_context, max_room: The largest of them, for the host.
         """
-        num_slots = min(self._settings.num_draft_tokens, max(num_allowed))
+        num_slots = min(self._settings.num_draft_tokens, max_room)
         if num_slots <= 0:
             return None
-        hidden = self._block_hidden_of_rows(prefixes.last[:, None], num_context)[:, :num_slots]
-        block = draft_block(
-            self._drafter,
-            hidden,
-            self._drafter.base_logits(hidden.to(self._head_device, self._head_dtype), self._head),
-            prefixes,
-            self.processor,
-            draft_ids=self._draft_ids,
-            do_sample=self._do_sample,
-            vocab_size=self._vocab_size,
-        )
-        confidence = calibrate(block.confidence_logits)
-        lengths = schedule(self._settings.policy, block, confidence)
-        room = torch.tensor(num_allowed, device=lengths.device)
-        return Proposal(block, confidence, torch.minimum(lengths, room))
+        hidden = self._block_hidden_of_rows(prefixes.last[:, None], num_context, max_context)[:, :num_slots]
+        proposal = self._draft(hidden, prefixes)
+        return replace(proposal, lengths=torch.minimum(proposal.lengths, room))
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those of int64 `rows`."""
@@ -100,12 +98,12 @@ class RowDrafter(DSparkCandidateGenerator):
             features, positions, is_real = (part[rows] for part in self._new)
             self._new = features, positions, is_real
 
-    def _block_hidden_of_rows(self, anchors: Tensor, num_context: list[int]) -> Tensor:
+    def _block_hidden_of_rows(self, anchors: Tensor, num_context: Tensor, max_context: int) -> Tensor:
         """Backbone output `[rows, block, hidden]` for blocks that start at `anchors` `[rows, 1]`."""
         device = self._drafter.device
         block_ids = torch.cat([anchors.to(self._target_device), self._masks.expand(len(anchors), -1)], dim=1)
         num_block = block_ids.shape[1]
-        starts = torch.tensor(num_context, device=device)[:, None]
+        starts = num_context[:, None].to(device)
         positions = starts + torch.arange(num_block, device=device)
         is_real = torch.ones_like(positions, dtype=torch.bool)
         new, self._new = self._new, None
@@ -115,7 +113,7 @@ class RowDrafter(DSparkCandidateGenerator):
             features, context_positions, is_context = new
             all_positions = torch.cat([context_positions, positions], dim=1)
             is_real = torch.cat([is_context, is_real], dim=1)
-        num_columns = max(num_context) + num_block
+        num_columns = max_context + num_block
         self._rows.slots = RowSlots.of(all_positions, is_real, self._rows.capacity, num_columns)
         is_seen = torch.arange(num_columns, device=device) < starts + num_block
         outputs = self._drafter(

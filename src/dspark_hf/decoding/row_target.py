@@ -1,6 +1,8 @@
 """Stage 4 for several rows: the target's forwards over rows of different lengths, on a cache with a place per row."""
 
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 from transformers.utils import ModelOutput
 
 from .._compat import CACHE_KEY, TargetModel
+from ..model.row_attention import NAME as ROW_ATTENTION
+from ..model.row_attention import RowStream, streaming, takes_rows
 from ..model.row_slots import RowBuffer, RowSlots, attention_mask_for
 
 _NEEDED_ARGUMENTS = ("position_ids", "attention_mask", CACHE_KEY)
@@ -25,7 +29,7 @@ def why_not_together(model: TargetModel) -> str | None:
         return f"its forward has no {missing[0]}"
     if getattr(config, "alibi", False):
         return "its attention (ALiBi) counts columns"
-    if config._attn_implementation not in ("sdpa", "eager"):
+    if config._attn_implementation not in ("sdpa", "eager", ROW_ATTENTION):
         return f"its attention is {config._attn_implementation!r}, and masks of one's own need 'sdpa' or 'eager'"
     if model.device.type == "meta" or hasattr(model, "hf_device_map"):
         return "it is spread over devices"
@@ -36,6 +40,13 @@ def why_not_together(model: TargetModel) -> str | None:
         return "its layers have windows of different kinds"
     if len(kinds) == 2 and set(config.layer_types) != {"full_attention", "sliding_attention"}:
         return f"it has layers of the kinds {sorted(set(config.layer_types))}"
+    return None
+
+
+def why_not_flat(model: TargetModel) -> str | None:
+    """Why rows of this target cannot be one stream; None when they can."""
+    if not takes_rows(model):
+        return f"its attention is {model.config._attn_implementation!r}, of its own or not SDPA"
     return None
 
 
@@ -53,9 +64,9 @@ class RowLayer(CacheLayerMixin):
 
     is_croppable = True
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, num_rows: int) -> None:
         super().__init__()
-        self.buffers = RowBuffer(capacity), RowBuffer(capacity)
+        self.buffers = RowBuffer(capacity, num_rows), RowBuffer(capacity, num_rows)
         self.slots: RowSlots
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -75,61 +86,129 @@ class RowLayer(CacheLayerMixin):
         return self.buffers[0].capacity
 
 
+@dataclass(frozen=True)
+class RowOutputs:
+    """What a target forward says about a grid of tokens.
+
+    Attributes:
+        logits: `[rows, num_logits, vocab]`, as the target returned them.
+        hidden_states: As the target returned them, `[rows, tokens, hidden]` each; some may be None.
+    """
+
+    logits: Tensor
+    hidden_states: tuple[Tensor | None, ...]
+
+
 class RowTarget:
     """Runs the target for several rows.
 
     Args:
         model: A target that passes [`why_not_together`].
+        num_rows: Rows at the start.
         capacity: Most tokens of a row, padding not counted.
         capture: Extra forward arguments, e.g. `output_hidden_states=[2, 10]`.
+        compiled: The target's compiled forward, for rounds; shapes then stay what they are.
     """
 
-    def __init__(self, model: TargetModel, capacity: int, capture: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        model: TargetModel,
+        num_rows: int,
+        capacity: int,
+        capture: dict[str, Any],
+        compiled: Callable[..., Any] | None = None,
+    ) -> None:
         self._model = model
         self._capture = capture
         self._capacity = capacity
+        self._compiled = compiled
         config = model.config.get_text_config(decoder=True)
         layers = DynamicCache(config=config).layers
-        self._layers = [RowLayer(capacity) for _ in layers]
+        self._layers = [RowLayer(capacity, num_rows) for _ in layers]
         self._cache = Cache(layers=list(self._layers))
         self._window = _window_of(config)
         slides = [type(layer) is DynamicSlidingWindowLayer for layer in layers]
         self._slides_somewhere = any(slides) and not all(slides)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether rounds should come in few shapes."""
+        return self._compiled is not None
+
+    def prefill(
+        self, tokens: Tensor, positions: Tensor, is_real: Tensor, *, num_columns: int, num_flat: int | None = None
+    ) -> RowOutputs:
+        """Run a part of the prompts; logits for the last token only. As [`forward`]."""
+        return self._forward(self._model, tokens, positions, is_real, num_columns, 1, num_flat)
+
     def forward(
-        self, tokens: Tensor, positions: Tensor, is_real: Tensor, *, num_columns: int, num_logits: int
-    ) -> ModelOutput:
+        self, tokens: Tensor, positions: Tensor, is_real: Tensor, *, num_columns: int, num_flat: int | None = None
+    ) -> RowOutputs:
         """Run `tokens` int64 `[rows, tokens]` and put their keys and values into the cache.
 
         Args:
             positions: int64, same shape; of padding any that its row has.
             is_real: bool, same shape; False: padding, whose outputs mean nothing.
             num_columns: The largest position plus one.
-            num_logits: Logits are wanted for that many tokens at the end.
+            num_flat: How many tokens are real: then they run as one stream; None: the grid runs as it is.
         """
-        num_columns = min(num_columns, self._capacity)  # a row near the end drafts less
-        slots = RowSlots.of(positions, is_real, self._capacity, num_columns)
-        for layer in self._layers:
-            layer.slots = slots
-        options: dict[str, Any] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
-        outputs: ModelOutput = self._model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=self._mask(positions, num_columns),
-            use_cache=True,
-            return_dict=True,
-            **{CACHE_KEY: self._cache},
-            **options,
-            **self._capture,
-        )
-        return outputs
+        call = self._model
+        if self._compiled is not None and num_flat is None:  # streams come in any number of tokens
+            call, num_columns = self._compiled, self._capacity
+        return self._forward(call, tokens, positions, is_real, num_columns, tokens.shape[1], num_flat)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those of int64 `rows`."""
         for layer in self._layers:
             for buffer in layer.buffers:
                 buffer.keep(rows)
+
+    def _forward(
+        self,
+        call: Callable[..., Any],
+        tokens: Tensor,
+        positions: Tensor,
+        is_real: Tensor,
+        num_columns: int,
+        num_logits: int,
+        num_flat: int | None,
+    ) -> RowOutputs:
+        num_columns = min(num_columns, self._capacity)  # a row near the end drafts less
+        options: dict[str, Any] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
+        inputs, columns, stream = (tokens, positions), torch.where(is_real, positions, self._capacity), None
+        if num_flat is not None:
+            stream = RowStream.of(is_real, num_flat)
+            inputs, columns = (stream.flatten(tokens), stream.flatten(positions)), stream.flatten(positions)
+            options = {}
+            if self._takes_logits_to_keep and num_logits < tokens.shape[1]:
+                options["logits_to_keep"] = stream.source[:, -num_logits:].flatten()
+        slots = RowSlots(columns, num_columns, None if stream is None else stream.rows)
+        for layer in self._layers:
+            layer.slots = slots
+        with streaming(stream):
+            outputs: ModelOutput = call(
+                input_ids=inputs[0],
+                position_ids=inputs[1],
+                attention_mask=self._mask(positions, num_columns),
+                use_cache=True,
+                return_dict=True,
+                **{CACHE_KEY: self._cache},
+                **options,
+                **self._capture,
+            )
+        return self._to_grid(outputs, stream, num_logits)
+
+    def _to_grid(self, outputs: Any, stream: RowStream | None, num_logits: int) -> RowOutputs:
+        hidden_states = tuple(getattr(outputs, "hidden_states", None) or ())
+        logits = outputs.logits
+        if stream is None:
+            return RowOutputs(logits[:, -num_logits:], hidden_states)
+        in_grid = tuple(None if layer is None else stream.to_grid(layer) for layer in hidden_states)
+        rows, width = stream.source.shape
+        if logits.shape[1] == rows * num_logits and num_logits < width:
+            return RowOutputs(logits.view(rows, num_logits, -1), in_grid)
+        return RowOutputs(stream.to_grid(logits)[:, -num_logits:], in_grid)
 
     def _mask(self, positions: Tensor, num_columns: int) -> Tensor | dict[str, Tensor]:
         """Who sees whom, bool `[rows, 1, tokens, columns]`; by kind of layer where a model has two."""

@@ -135,12 +135,12 @@ def join_rows(results: list[GenerateDSparkOutput | Tensor], pad_token_id: int) -
     if not outputs:
         return sequences
     report = SpeculationReport()
-    for output in outputs:
-        assert output.speculation is not None
-        report.merge(output.speculation)
+    by_row = tuple(output.speculation for output in outputs if output.speculation is not None)
+    for own in by_row:
+        report.merge(own)
     per_step = {name: join_steps([getattr(output, name) for output in outputs]) for name in _PER_STEP}
     ids: Any = sequences  # transformers types it LongTensor
-    return GenerateDSparkOutput(sequences=ids, cache=None, speculation=report, **per_step)
+    return GenerateDSparkOutput(sequences=ids, cache=None, speculation=report, speculation_by_row=by_row, **per_step)
 
 
 def join_steps(rows: list[Any]) -> tuple[Any, ...] | None:

@@ -13,6 +13,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 ScoresUpTo = Callable[[int], tuple[Tensor, ...] | None]
+ScoresOf = Callable[[list[int], int], tuple[Tensor, ...] | None]
 
 
 class StopChecker:
@@ -50,17 +51,19 @@ class StopChecker:
 
 
 class RowStops:
-    """The same for several rows: end tokens without asking each row, everything else row by row.
+    """The same for several rows: end tokens without asking each row, custom criteria once for rows of equal length.
 
     The length limit is left to the caller, who knows the rows' lengths.
     """
 
-    def __init__(self, criteria: StoppingCriteriaList) -> None:
-        self._end_tokens = [criterion.eos_token_id for criterion in criteria if type(criterion) is EosTokenCriteria]
+    def __init__(self, criteria: StoppingCriteriaList, device: torch.device) -> None:
+        ends = [criterion.eos_token_id.to(device) for criterion in criteria if type(criterion) is EosTokenCriteria]
+        self._end_tokens = torch.cat(ends).unique() if ends else None
         asked = [criterion for criterion in criteria if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)]
-        self._checker = StopChecker(StoppingCriteriaList(asked))
+        self._strings = [criterion for criterion in asked if type(criterion) is StopStringCriteria]
+        self._others = StoppingCriteriaList(criterion for criterion in asked if criterion not in self._strings)
         self.asks_rows = bool(asked)
-        self.has_end_tokens = bool(self._end_tokens)
+        self.has_end_tokens = bool(ends)
 
     def end_after(self, new: Tensor, counts: Tensor) -> Tensor:
         """Tokens up to the first end token among the first `counts` of `new` `[rows, tokens]`.
@@ -69,14 +72,45 @@ class RowStops:
             int64 `[rows]`, more than there are tokens where there is none.
         """
         steps = torch.arange(new.shape[1], device=new.device)
-        is_end = torch.zeros_like(new, dtype=torch.bool)
-        for ids in self._end_tokens:
-            is_end |= torch.isin(new, ids.to(new.device))
-        return torch.where(is_end & (steps < counts[:, None]), steps + 1, new.shape[1] + 1).amin(dim=1)
+        never = new.shape[1] + 1
+        if self._end_tokens is None:
+            return torch.full_like(counts, never)
+        # torch.isin may sort, whose result the host waits for.
+        is_end = (new[..., None] == self._end_tokens).any(dim=-1)
+        return torch.where(is_end & (steps < counts[:, None]), steps + 1, never).amin(dim=1)
 
-    def first_stop(self, ids: Tensor, num_new: int, scores_up_to: ScoresUpTo) -> tuple[int, bool]:
-        """As [`StopChecker.first_stop`], for one row and the criteria that need to see it."""
-        return self._checker.first_stop(ids, num_new, scores_up_to)
+    def first_stops(
+        self, ids: Tensor, lengths: list[int], num_new: list[int], scores_of: ScoresOf
+    ) -> list[tuple[int, bool]]:
+        """As [`StopChecker.first_stop`] for every row, asking the criteria that need to see texts.
+
+        Args:
+            ids: int64 `[rows, columns]`, each row's text with its new tokens behind it.
+            lengths: Tokens of each row without the new ones.
+            num_new: New tokens of each row; 0: it is not asked about.
+            scores_of: Gives the scores tuple that plain generation would hold for `(rows, length)`.
+        """
+        kept, stopped = list(num_new), [False] * len(num_new)
+        for row, count in enumerate(num_new):
+            text = ids[row : row + 1, : lengths[row] + count]
+            stops = [_stop_string_stop(criterion, text, count) for criterion in self._strings if count]
+            for stop in stops:
+                if stop is not None:
+                    kept[row], stopped[row] = min(kept[row], stop), True
+        last = max((length + count for length, count in zip(lengths, kept, strict=True) if count), default=0)
+        ended: set[int] = set()
+        for length in range(min(lengths) + 1, last + 1 if self._others else 0):
+            here = [r for r in range(len(kept)) if r not in ended and lengths[r] < length <= lengths[r] + kept[r]]
+            if not here:
+                continue
+            index = torch.tensor(here, device=ids.device)
+            for row, stops_here in zip(
+                here, self._others(ids[index, :length], scores_of(here, length)).tolist(), strict=True
+            ):
+                if stops_here:
+                    kept[row], stopped[row] = length - lengths[row], True
+                    ended.add(row)
+        return list(zip(kept, stopped, strict=True))
 
 
 def _eos_stop(criterion: StoppingCriteria, ids: Tensor, num_new: int) -> int | None:

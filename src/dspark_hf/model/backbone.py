@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from ..configuration_dspark import DSparkConfig
 from .packed_blocks import PackedBlocks, attend_packed
+from .row_attention import attend_rows
 from .row_slots import DraftCache
 
 __all__ = ["AttentionMask", "DSparkAttention", "DSparkDecoderLayer", "Qwen3RMSNorm", "Qwen3RotaryEmbedding"]
@@ -82,8 +83,11 @@ class DSparkAttention(nn.Module):
         if isinstance(attention_mask, PackedBlocks):
             packed = attend_packed(queries, keys, values, attention_mask, scaling=self.scaling)
             return self.o_proj(packed.reshape(*block.shape[:-1], -1))
-        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
+        implementation = self.config._attn_implementation
+        attend: Callable[..., Any] = (
+            attend_rows
+            if implementation == "sdpa"
+            else ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         )
         attended, _ = attend(
             self,

@@ -18,12 +18,14 @@ class RowSlots:
     """Where the tokens of one forward go.
 
     Attributes:
-        columns: int64 `[rows, tokens]`, below `capacity`, or `capacity` for padding.
+        columns: int64 `[rows, tokens]`, below `capacity`, or `capacity` for padding; of a stream `[1, tokens]`.
         num_columns: Columns that this forward's queries look at, from the first on.
+        rows: Of a stream: the row of each token, int64 `[tokens]`.
     """
 
     columns: Tensor
     num_columns: int
+    rows: Tensor | None = None
 
     @classmethod
     def of(cls, positions: Tensor, is_real: Tensor, capacity: int, num_columns: int) -> "RowSlots":
@@ -36,20 +38,29 @@ class RowBuffer:
 
     Args:
         capacity: Most tokens of a row.
+        num_rows: Needed where the first write may be a stream.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, num_rows: int | None = None) -> None:
         self.capacity = capacity
+        self._num_rows = num_rows
         self._buffer: Tensor | None = None
 
     def write(self, states: Tensor, slots: RowSlots) -> Tensor:
-        """Put `states` `[rows, heads, tokens, dim]` into their slots; a view of the columns that count."""
+        """Put `states` `[rows, heads, tokens, dim]` into their slots, or those of a stream `[1, heads, tokens, dim]`.
+
+        Returns:
+            A view `[rows, heads, num_columns, dim]` of the columns that count.
+        """
         rows, heads, tokens, dim = states.shape
         if self._buffer is None:
             # Zeros: a hidden column still takes part in products, where NaN would spread.
-            self._buffer = states.new_zeros(rows, heads, self.capacity + 1, dim)
-        index = slots.columns[:, None, :, None].expand(rows, heads, tokens, dim)
-        self._buffer.scatter_(2, index, states)
+            self._buffer = states.new_zeros(self._num_rows or rows, heads, self.capacity + 1, dim)
+        if slots.rows is not None:
+            self._buffer[slots.rows, :, slots.columns[0]] = states[0].transpose(0, 1)
+        else:
+            index = slots.columns[:, None, :, None].expand(rows, heads, tokens, dim)
+            self._buffer.scatter_(2, index, states)
         return self._buffer[:, :, : slots.num_columns]
 
     def keep(self, rows: Tensor) -> None:

@@ -1,0 +1,89 @@
+"""How a round's drafts are put before the target: how many slots wide, as a grid or as one stream."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from .._compat import TargetModel
+from ..errors import UnsupportedGenerationError
+from .row_target import why_not_flat
+
+LAYOUTS = ("auto", "padded", "flat")
+
+# A stream pays when it holds at most this share of the grid's tokens: cutting and joining costs something.
+FLAT_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One round's.
+
+    Attributes:
+        width: Slots of the grid.
+        shown: int64 `[rows]`, drafts of each row that the target runs, at least those that will be judged.
+        num_flat: Tokens of the stream, anchors counted; None: the grid runs as it is.
+    """
+
+    width: int
+    shown: Tensor
+    num_flat: int | None
+
+
+class LayoutChooser:
+    """Chooses for one generate() call.
+
+    Args:
+        is_compiled: The target's forward is compiled, so that widths come from a small fixed set.
+        num_slots: Most drafts of a round.
+
+    Raises:
+        UnsupportedGenerationError: `verification_layout` is no layout, or "flat" where rows cannot be one stream.
+    """
+
+    def __init__(
+        self, model: TargetModel, generation_config: GenerationConfig, *, is_compiled: bool, num_slots: int
+    ) -> None:
+        asked = getattr(generation_config, "verification_layout", None) or "auto"
+        if asked not in LAYOUTS:
+            raise UnsupportedGenerationError(
+                f"verification_layout must be one of {LAYOUTS}, got {asked!r}; leave it out to let it be chosen"
+            )
+        reason = why_not_flat(model)
+        if asked == "flat" and reason is not None:
+            raise UnsupportedGenerationError(
+                f"verification_layout='flat' needs attention that can be told rows apart, and {type(model).__name__} "
+                f"has none: {reason}; leave it out"
+            )
+        self._always_flat = asked == "flat"
+        self._may_be_flat = asked != "padded" and reason is None and not is_compiled
+        # Tokens per row that a compiled forward sees: powers of two, and all.
+        self._widths = sorted({0, num_slots, *(2**i - 1 for i in range(1, num_slots.bit_length()))})
+        self._is_compiled = is_compiled
+
+    def grid_of_prompts(self, is_real: Tensor, num_real: int) -> int | None:
+        """`num_flat` for prompts with `num_real` tokens in bool `is_real` `[rows, length]`."""
+        return num_real if self._pays(num_real, is_real.numel()) else None
+
+    def choose(self, shown: Tensor, host_shown: list[int], is_live: list[bool]) -> Layout:
+        """The layout for a round in which each row shows so many drafts, told to device and host."""
+        width = max(host_shown, default=0)
+        if self._is_compiled:
+            width = next(w for w in self._widths if w >= width)
+        num_real = sum(1 + length for length, live in zip(host_shown, is_live, strict=True) if live)
+        is_flat = self._pays(num_real, len(host_shown) * (1 + width))
+        return Layout(width, shown, num_real if is_flat else None)
+
+    def _pays(self, num_real: int, num_places: int) -> bool:
+        if not num_real:  # a chunk of padding only
+            return False
+        return self._always_flat or (self._may_be_flat and num_real <= FLAT_SHARE * num_places)
+
+
+def padded_to(blocks: Tensor, width: int) -> Tensor:
+    """`blocks` `[rows, slots, ...]` cut or filled with zeros to `[rows, width, ...]`."""
+    rows, num_slots = blocks.shape[:2]
+    if num_slots >= width:
+        return blocks[:, :width]
+    return torch.cat([blocks, blocks.new_zeros(rows, width - num_slots, *blocks.shape[2:])], dim=1)
