@@ -267,7 +267,7 @@ class BatchRun:
         _, _, num_accepted, _, lengths, num_usable = facts[:, took_part]
         is_unusable = num_usable < num_drafted
         self._counts.add_round(self._indices()[took_part], num_drafted, lengths, num_accepted, is_unusable)
-        if bool(is_unusable.any()):
+        if any(is_unusable.tolist()):
             self._warn_of_unusable()
 
     def _indices(self) -> Tensor:
