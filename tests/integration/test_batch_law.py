@@ -80,6 +80,14 @@ def test_rows_follow_the_target_law_under_every_processor(target, name, head, re
     assert law_p_value(target, drafter_of(target, head, reduced), OPTIONS[name], 2) > LEVEL / NUM_TESTS
 
 
+@pytest.mark.parametrize("policy", ["full", "threshold"])
+def test_rows_of_a_stream_follow_the_target_law_and_are_independent(target, policy):
+    knobs = {"verification_layout": "flat", "verification_policy": policy, "assistant_confidence_threshold": 0.35}
+    drafter = drafter_of(target, "vanilla", False)
+    assert law_p_value(target, drafter, OPTIONS["top_k"], 7, **knobs) > LEVEL / NUM_TESTS
+    assert independence_p_value(draws(target, drafter, {}, 8, **knobs)) > LEVEL / NUM_TESTS
+
+
 def test_rows_that_leave_early_do_not_bias_the_others(target, monkeypatch):
     monkeypatch.setattr(batch_module, "COMPACT_SHARE", 0.01)
     options = {"eos_token_id": 2}

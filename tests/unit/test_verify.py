@@ -9,6 +9,7 @@ from transformers import DynamicCache, GenerationConfig
 
 from dspark_hf import UnsupportedGenerationError
 from dspark_hf.decoding.prompt_inputs import refuse_inputs, start_from_empty_cache
+from dspark_hf.decoding.prompt_inputs import refuse_chunk_size
 from dspark_hf.decoding.verify import TargetRunner, _lengthened, last_logits
 
 CPU = torch.device("cpu")
@@ -121,10 +122,12 @@ def test_after_a_failed_forward_the_cache_holds_what_was_committed(target, faili
     assert [layer.get_seq_length() for layer in runner.cache.layers] == [7, 7]
 
 
-def test_chunk_sizes_below_1_are_refused(target):
+def test_chunk_sizes_below_1_are_refused():
     for chunk_size in (0, -1):
         with pytest.raises(UnsupportedGenerationError, match=f"must be >= 1, got {chunk_size}"):
-            runner_of(target, chunk_size=chunk_size).refuse_prompt(random_ids(5))
+            refuse_chunk_size(GenerationConfig(prefill_chunk_size=chunk_size))
+    for chunk_size in (None, 1):
+        refuse_chunk_size(GenerationConfig(prefill_chunk_size=chunk_size))
 
 
 def test_what_cannot_be_cut_is_refused_only_where_it_would_be_cut(target):

@@ -18,7 +18,7 @@ from .accept import accept
 from .batch import BatchRun
 from .candidate_generator import DSparkCandidateGenerator
 from .outputs import OutputRecorder
-from .prompt_inputs import refuse_inputs, start_from_empty_cache
+from .prompt_inputs import refuse_chunk_size, refuse_inputs, start_from_empty_cache
 from .refusals import refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
 from .row_processors import processors_for_rows
@@ -57,6 +57,7 @@ def dspark_decoding(
     """
     refuse_processors(logits_processor)
     refuse_inputs(input_ids, model_kwargs)
+    refuse_chunk_size(generation_config)
     refuse_length(model, generation_config.max_length)
     call = _Call(
         model,

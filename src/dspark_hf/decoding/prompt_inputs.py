@@ -55,3 +55,12 @@ def warn_of_second_run() -> None:
     logger.warning(
         "a cache that holds tokens comes without the features that the drafter needs; the whole sequence is run again"
     )
+
+
+def refuse_chunk_size(generation_config: GenerationConfig) -> None:
+    """Raise UnsupportedGenerationError for a `prefill_chunk_size` that cuts no chunks."""
+    chunk_size = generation_config.prefill_chunk_size
+    if chunk_size is not None and chunk_size < 1:
+        raise UnsupportedGenerationError(
+            f"prefill_chunk_size must be >= 1, got {chunk_size}; leave it out, or set it to None, for no chunks"
+        )

@@ -81,10 +81,6 @@ class TargetRunner:
             UnsupportedGenerationError: the cache cannot be rolled back, or the inputs cannot be cut into chunks.
         """
         chunk_size = self._generation_config.prefill_chunk_size
-        if chunk_size is not None and chunk_size < 1:
-            raise UnsupportedGenerationError(
-                f"prefill_chunk_size must be >= 1, got {chunk_size}; leave it out, or set it to None, for no chunks"
-            )
         uncuttable = sorted(
             key for key, value in self._kwargs.items() if value is not None and key not in _CHUNKABLE_KWARGS
         )
