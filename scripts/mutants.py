@@ -65,6 +65,10 @@ TESTS = {
         "integration/test_stops.py",
         "integration/test_batches.py",
     ],
+    "row_layout.py": ["integration/test_layouts.py", "integration/test_batches.py"],
+    "row_result.py": ["integration/test_batches.py", "integration/test_stops.py"],
+    "row_state.py": ["unit/test_rows.py", "integration/test_batches.py"],
+    "row_target.py": ["integration/test_layouts.py", "integration/test_batches.py"],
     "candidate_generator.py": [
         "unit/test_policies.py",
         "integration/test_stock_faults.py",

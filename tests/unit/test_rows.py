@@ -17,6 +17,7 @@ from dspark_hf._compat import CACHE_KEY
 from dspark_hf.decoding.prefixes import Prefixes
 from dspark_hf.decoding.report import GenerateDSparkOutput
 from dspark_hf.decoding.row_processors import processors_for_rows
+from dspark_hf.decoding.row_state import RowCounts
 from dspark_hf.decoding.rows import join_rows, refuse_criteria, refuse_rows, split_rows
 from dspark_hf.decoding.stopping import RowStops
 
@@ -118,3 +119,23 @@ def test_criteria_that_end_a_batch_together_are_refused_for_rows_that_run_one_by
         refuse_criteria(StoppingCriteriaList([lambda ids, scores, **kwargs: ids[:, -1] == 3]))
     with pytest.raises(UnsupportedGenerationError, match="max_time would be used up"):
         refuse_criteria(StoppingCriteriaList([end, MaxTimeCriteria(60.0)]))
+
+
+def test_counts_of_rows_are_those_of_rounds_counted_one_by_one():
+    rounds = [([0, 2], 3, [3, 1], [3, 0]), ([2], 3, [0], [0]), ([0, 1, 2], 2, [2, 2, 1], [0, 1, 1])]
+    counts, expected = RowCounts(3, 3), [SpeculationReport(num_calls=1) for _ in range(3)]
+    for rows, num_drafted, lengths, accepted in rounds:
+        is_unusable = torch.tensor(lengths) < num_drafted
+        counts.add_round(torch.tensor(rows), num_drafted, torch.tensor(lengths), torch.tensor(accepted), is_unusable)
+        counts.add_tokens(torch.tensor(rows), torch.tensor(accepted) + 1)
+        for row, length, num_accepted in zip(rows, lengths, accepted, strict=True):
+            expected[row].count_round(num_drafted, length, num_accepted)
+            expected[row].num_new_tokens += num_accepted + 1
+            expected[row].num_unusable_rounds += length < num_drafted
+    got = counts.reports()
+    for row in range(3):
+        for name in ("verified_per_slot", "accepted_per_slot", "reached_per_slot"):
+            counted = getattr(expected[row], name)
+            assert getattr(got[row], name) == counted + [0] * (3 - len(counted))
+            setattr(expected[row], name, getattr(got[row], name))
+    assert got == expected

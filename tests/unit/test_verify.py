@@ -8,8 +8,7 @@ from tiny import random_ids, tiny_target
 from transformers import DynamicCache, GenerationConfig
 
 from dspark_hf import UnsupportedGenerationError
-from dspark_hf.decoding.prompt_inputs import refuse_inputs, start_from_empty_cache
-from dspark_hf.decoding.prompt_inputs import refuse_chunk_size
+from dspark_hf.decoding.prompt_inputs import refuse_chunk_size, refuse_inputs, start_from_empty_cache
 from dspark_hf.decoding.verify import TargetRunner, _lengthened, last_logits
 
 CPU = torch.device("cpu")
