@@ -1,5 +1,7 @@
 """What belongs to this machine: the cache folder, names of devices, and files that are whole or absent."""
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -7,9 +9,10 @@ import platform
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def cache_root() -> Path:
@@ -23,6 +26,8 @@ def cache_root() -> Path:
 def device_name(device: torch.device) -> str:
     """Type and model of a device, e.g. `cpu: AMD EPYC 9B14`."""
     if device.type == "cuda":
+        import torch
+
         return f"cuda: {torch.cuda.get_device_name(device)}"
     name = platform.processor() or platform.machine()
     with suppress(OSError):
