@@ -16,7 +16,7 @@ from .._version import __version__
 # Rows of different lengths are computed as wide as the longest.
 PADDED_LAYOUT = "padded"
 
-# What a drafter's forward costs follows from its weights and from these fields; calibration and policies change nothing.
+# What a drafter's forward costs follows from its weights and these fields; calibration and policies change nothing.
 _DRAFTER_FIELDS = (
     "block_size",
     "draft_layout",
@@ -59,8 +59,8 @@ class Fingerprint:
         return cls(
             device=device_name(device),
             dtype=dtype_name(target.dtype),
-            target=_hash(_plain(target.config.to_dict()), _attention(target), _weights(target)),
-            drafter=_hash(own, _attention(drafter), _weights(drafter)),
+            target=_hash(_plain(target.config.to_dict()), attention_of(target), _weights(target)),
+            drafter=_hash(own, attention_of(drafter), _weights(drafter)),
             layout=layout,
             num_threads=torch.get_num_threads() if device.type == "cpu" else None,
             versions={
@@ -82,7 +82,8 @@ class Fingerprint:
         return [f"{name}: {ours.get(name)}, {theirs.get(name)}" for name in names if ours.get(name) != theirs.get(name)]
 
 
-def _attention(model: Any) -> str | None:
+def attention_of(model: Any) -> str | None:
+    """Name of the attention implementation that a model runs with."""
     return getattr(model.config, "_attn_implementation", None)
 
 
@@ -98,7 +99,8 @@ def _plain(value: Any) -> Any:
 
 
 def _is_label(key: str) -> bool:
-    return key.startswith("_") or key.endswith("_token_id") or key in ("transformers_version", "architectures")
+    # The weights say their dtype themselves; a config keeps that of the checkpoint.
+    return key.startswith("_") or key.endswith("_token_id") or key in ("transformers_version", "architectures", "dtype")
 
 
 def _hash(*parts: Any) -> str:

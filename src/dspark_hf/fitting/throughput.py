@@ -95,7 +95,7 @@ class ThroughputProfile:
 
     Attributes:
         fingerprint: Of target, drafter and machine.
-        target, drafter: Their names, for people.
+        target, drafter: Their names, for people; a drafter without one is what `dspark profile` takes by default.
         grid: Where it was measured.
         step: Target steps, `[rows, tokens_per_row, contexts]`.
         draft: Greedy drafts (stages 1 to 3) of all rows, `[rows, contexts]`.
@@ -107,7 +107,7 @@ class ThroughputProfile:
 
     fingerprint: Fingerprint
     target: str
-    drafter: str
+    drafter: str | None
     grid: ProfileGrid
     step: Timings
     draft: Timings
@@ -173,15 +173,13 @@ class ThroughputProfile:
 
     def curve_shapes(self) -> tuple[CurveShape, ...]:
         """Rises and jumps of every measured curve."""
-        return tuple(
-            self._shape(r, c) for r in range(len(self.grid.num_rows)) for c in range(len(self.grid.contexts))
-        )
+        return tuple(self._shape(r, c) for r in range(len(self.grid.num_rows)) for c in range(len(self.grid.contexts)))
 
     # -- JSON ---------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts and lists, for JSON; `curve_shapes` is for readers, and is not read back."""
-        timings = {name: getattr(self, name) for name in _SHAPES}
+        timings = {name: getattr(self, name) for name in TIMING_AXES}
         return {
             "format_version": FORMAT_VERSION,
             "fingerprint": asdict(self.fingerprint),
@@ -209,11 +207,11 @@ class ThroughputProfile:
             return cls(
                 fingerprint=Fingerprint(**content["fingerprint"]),
                 target=str(content["target"]),
-                drafter=str(content["drafter"]),
+                drafter=None if content["drafter"] is None else str(content["drafter"]),
                 grid=grid,
                 num_repeats=int(content["num_repeats"]),
                 provenance=dict(content["provenance"]),
-                **{name: _timings(content, name, axes, grid) for name, axes in _SHAPES.items()},
+                **{name: _timings(content, name, axes, grid) for name, axes in TIMING_AXES.items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -264,7 +262,7 @@ class ThroughputProfile:
 
 
 # The timings of a profile, and the axes of each.
-_SHAPES = {
+TIMING_AXES = {
     "step": ("num_rows", "tokens_per_row", "contexts"),
     "draft": ("num_rows", "contexts"),
     "plain": ("num_rows", "contexts"),
