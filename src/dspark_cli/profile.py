@@ -13,6 +13,7 @@ from .common import (
     ThreadsOption,
     check_output,
     readable_errors,
+    require,
     set_up_torch,
 )
 
@@ -47,34 +48,42 @@ def profile_command(
 ) -> None:
     """Measure what target steps and drafts cost on this machine, for policies that weigh drafts against time.
 
-    The profile goes into the user's cache, where generate() finds it. Machines, models, versions and thread counts have
-    a profile each. Run it while nothing else runs. Ctrl-C leaves an older profile as it was.
+    The profile goes into the user's cache, where generate() finds it: one for each pair of models, dtype, device and
+    number of threads. Run it while nothing else runs. Ctrl-C leaves an older profile as it was.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
     with readable_errors(debug, "interrupted: nothing was written, an older profile is as it was"):
         from dspark_hf.evaluation.loading import load_drafter, load_target
         from dspark_hf.evaluation.profiling import profile_pair
+        from dspark_hf.fitting.fingerprint import Fingerprint
         from dspark_hf.fitting.measuring import ProfilePlan
+        from dspark_hf.fitting.profile_plot import SUFFIXES
+        from dspark_hf.fitting.profile_store import profile_path
 
         plan = ProfilePlan(tuple(batch_size or ()), tuple(context or ()), repeats, seed)
         for file in (json_file, plot_file):
             check_output(file)
+        is_picture = plot_file is None or plot_file.suffix in SUFFIXES
+        require(is_picture, "plot", str(plot_file), f"a file that ends in {' or '.join(SUFFIXES)}")
         set_up_torch(threads)
         model, tokenizer = load_target(target, dtype, device)
         loaded = load_drafter(drafter, model, target, tokenizer, seed=seed)
+        path = profile_path(Fingerprint.of(model, loaded.model))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_output(path)
         profile = profile_pair(model, loaded.model, plan, target_name=target, drafter_name=drafter, show_progress=True)
-        _store_and_show(profile, json_file, plot_file)
+        _store_and_show(profile, path, json_file, plot_file)
 
 
-def _store_and_show(profile: "ThroughputProfile", json_file: Path | None, plot_file: Path | None) -> None:
+def _store_and_show(profile: "ThroughputProfile", path: Path, json_file: Path | None, plot_file: Path | None) -> None:
     from rich.console import Console
 
     from dspark_hf.evaluation.render_profile import render_profile
     from dspark_hf.fitting.profile_plot import plot_profile
     from dspark_hf.fitting.profile_store import save_profile
 
-    path = save_profile(profile)  # first: whatever happens to the terminal, the numbers are kept
+    save_profile(profile, path)  # first: whatever happens to the terminal, the numbers are kept
     if json_file is not None:
         save_profile(profile, json_file)
     plot_file = plot_file or path.with_suffix(".png")

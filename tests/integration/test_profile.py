@@ -75,11 +75,12 @@ def test_the_picture_lies_beside_the_profile(basics, cache):
     ("arguments", "message"),
     [
         (("--batch-size", 0), "num_rows must be whole numbers >= 1"),
-        (("--context", 1020), "make 1026 tokens, and the target has positions for 1024; choose a smaller context"),
+        (("--context", 1020), "make 1025 tokens, and the target has positions for 1024; choose a smaller context"),
         (("--repeats", 0), "num_repeats must be >= 1"),
         (("--threads", 0), "threads must be >= 1"),
         (("--json", "/nowhere/x.json"), "its folder does not exist"),
         (("--plot", "/nowhere/x.png"), "its folder does not exist"),
+        (("--plot", "x.doc"), "plot must be a file that ends in .png or .pdf or .svg, got 'x.doc'"),
     ],
 )
 def test_bad_options_end_in_one_line(basics, cache, arguments, message):
@@ -88,7 +89,15 @@ def test_bad_options_end_in_one_line(basics, cache, arguments, message):
     assert err.startswith("dspark: error: ")
     assert message in err
     assert len(err.splitlines()) == 1
-    assert not cache.exists()
+    assert not list(cache.rglob("*.*"))
+
+
+def test_a_cache_that_cannot_be_written_is_found_before_measuring(basics, cache, monkeypatch):
+    cache.write_text("a file where the folder would be")
+    monkeypatch.setattr(PairBench, "open", lambda *_: pytest.fail("it began to measure"))
+    code, out, err = run(*basics)
+    assert (code, out) == (2, "")
+    assert str(cache) in err
 
 
 def test_interrupted_it_leaves_the_older_profile(basics, cache, monkeypatch):

@@ -7,11 +7,13 @@ from .throughput import ThroughputProfile
 
 logger = logging.getLogger(__name__)
 
+SUFFIXES = (".png", ".pdf", ".svg")
+
 
 def plot_profile(profile: ThroughputProfile, path: Path) -> bool:
     """Draw SPS over B, one panel per context, one curve per number of rows; False without matplotlib.
 
-    The bands are quartiles. Both axes are logarithmic; the suffix of `path` chooses the format.
+    The bands are quartiles. Both axes are logarithmic; the suffix of `path`, one of `SUFFIXES`, chooses the format.
     """
     try:
         from matplotlib.figure import Figure

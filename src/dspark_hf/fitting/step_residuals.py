@@ -5,6 +5,7 @@ import math
 from collections import deque
 from statistics import median
 
+from .profile_store import renewal_command
 from .throughput import ThroughputProfile
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,6 @@ class StepResiduals:
         return ratio is not None and not 1.0 / self._warn_factor <= ratio <= self._warn_factor
 
     def _warn(self) -> None:
-        from .profile_store import renewal_command
-
         logger.warning(
             "target steps take %.2f times as long as the throughput profile says (median of %d steps); if the machine "
             "is not just busy, renew it with `%s`",
