@@ -8,6 +8,7 @@ import typer
 
 from .compare import compare_command
 from .evaluate import eval_command
+from .profile import profile_command
 from .train import train_app
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command("compare")(compare_command)
 app.command("eval")(eval_command)
+app.command("profile")(profile_command)
 app.add_typer(train_app, name="train")
 
 

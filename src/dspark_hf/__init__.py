@@ -5,6 +5,7 @@ Importing this package installs the route (`decoding/route.py`). The pipeline, a
     configuration_dspark   what a drafter is
     modeling_dspark        features and anchor in, hidden states of a block out (parts in model/)
     decoding/              one round: draft -> calibrate -> schedule -> verify -> accept; the loop and the route
+    fitting/               how well confidence predicts acceptance; what rounds cost on this machine
     training/              answers of a target -> features -> blocks -> losses -> a trained drafter
     evaluation/            plain against speculative generation; drafters against each other
     zoo                    a small real target, with or without a Hub
@@ -29,6 +30,7 @@ with _compat.naming_the_version():
         DSparkConfigError,
         DSparkError,
         IncompatibleTargetError,
+        ThroughputProfileError,
         TrainingDataError,
         UnsupportedGenerationError,
         UnsupportedTransformersError,
@@ -36,6 +38,7 @@ with _compat.naming_the_version():
     from .modeling_dspark import DSparkDraftModel
 
 if typing.TYPE_CHECKING:
+    from .fitting.throughput import ThroughputProfile
     from .training.recipe import TrainingRequest
     from .training.run import train_drafter
     from .training.settings import DSparkTrainingArguments
@@ -52,6 +55,8 @@ __all__ = [
     "DSparkTrainingArguments",
     "IncompatibleTargetError",
     "SpeculationReport",
+    "ThroughputProfile",
+    "ThroughputProfileError",
     "TrainingDataError",
     "TrainingRequest",
     "UnsupportedGenerationError",
@@ -63,10 +68,11 @@ __all__ = [
     "uninstall",
 ]
 
-# Generation needs none of them, and transformers' Trainer takes seconds to import.
+# Not needed to generate, or not by every call; transformers' Trainer takes seconds to import.
 _ON_DEMAND = {
     "DSparkTrainer": "training.trainer",
     "DSparkTrainingArguments": "training.settings",
+    "ThroughputProfile": "fitting.throughput",
     "TrainingRequest": "training.recipe",
     "train_drafter": "training.run",
 }

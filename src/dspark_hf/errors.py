@@ -5,6 +5,7 @@
     ├── CheckpointFormatError    (ValueError)    a folder is not a drafter we can read
     ├── IncompatibleTargetError  (ValueError)    drafter and target do not belong together
     ├── TrainingDataError        (ValueError)    answers, features or settings that no drafter can be trained from
+    ├── ThroughputProfileError   (ValueError)    a throughput profile is damaged, stale, foreign, or asked for too much
     ├── UnsupportedGenerationError (ValueError)  generate() was asked for something speculation cannot do
     └── UnsupportedTransformersError (ImportError) this transformers release cannot host the route
 
@@ -31,6 +32,10 @@ class IncompatibleTargetError(DSparkError, ValueError):
 
 class TrainingDataError(DSparkError, ValueError):
     """Training data, a feature cache or a training setting that cannot be used, or a file that cannot be written."""
+
+
+class ThroughputProfileError(DSparkError, ValueError):
+    """A throughput profile is damaged, of another machine, model or version, or was asked beyond what it measured."""
 
 
 class UnsupportedGenerationError(DSparkError, ValueError):

@@ -23,13 +23,13 @@ Errors:
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ._machine import cache_root
 from .zoo_wheel import (
     PackagedModel,
     ZooCacheError,
@@ -109,7 +109,7 @@ def resolve(name: str, *, cache_dir: Path | None = None) -> str:
     model = _SMOLLM2
     if name not in (model.alias, model.hub_id) or Path(name).is_dir():
         return name
-    folder = (cache_dir or _default_cache_root()) / "zoo" / model.folder_name
+    folder = (cache_dir or cache_root()) / "zoo" / model.folder_name
     if is_complete(folder):
         return str(folder)
     try:
@@ -184,13 +184,6 @@ def bundled_drafter(name: str) -> Path | None:
     folder = BUNDLED_ROOT / alias
     is_shipped = bool(alias) and not Path(name).is_dir() and (folder / "config.json").is_file()
     return folder if is_shipped else None
-
-
-def _default_cache_root() -> Path:
-    if own := os.environ.get("DSPARK_HF_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dspark_hf"
 
 
 # --- the Hub ---------------------------------------------------------------------------------

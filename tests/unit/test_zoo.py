@@ -143,7 +143,7 @@ def test_default_cache(monkeypatch, own, xdg, expected):
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("DSPARK_HF_CACHE", own)
     monkeypatch.setenv("XDG_CACHE_HOME", xdg)
-    assert zoo._default_cache_root() == Path(expected)
+    assert zoo.cache_root() == Path(expected)
 
 
 # --- what can go wrong -----------------------------------------------------------------------

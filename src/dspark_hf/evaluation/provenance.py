@@ -1,7 +1,5 @@
 """Where numbers come from, and JSON reports that are whole or absent."""
 
-import json
-import math
 import os
 import platform
 import re
@@ -9,15 +7,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 
+from .._machine import device_name as device_name
+from .._machine import dtype_name as dtype_name
+from .._machine import write_json as write_json
 from .._version import __version__
 
 # Home folders of this and other users, on Linux, macOS and Windows, up to the user's name.
@@ -91,23 +90,6 @@ def scrub_home(text: str) -> str:
     return re.sub(_ANY_HOME, "~", text)
 
 
-def device_name(device: torch.device) -> str:
-    """Type and model of a device, e.g. `cpu: AMD EPYC 9B14`."""
-    if device.type == "cuda":
-        return f"cuda: {torch.cuda.get_device_name(device)}"
-    name = platform.processor() or platform.machine()
-    with suppress(OSError):
-        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
-            name = found[1].strip()
-    return f"{device.type}: {name}"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` as `bfloat16`."""
-    return str(dtype).removeprefix("torch.")
-
-
 def check_can_write(path: Path) -> None:
     """Find out before a long run whether a report can be written to `path`.
 
@@ -121,33 +103,6 @@ def check_can_write(path: Path) -> None:
         raise OSError(f"cannot write {path}: it exists and is no regular file; name another one")
     if not os.access(folder, os.W_OK):
         raise OSError(f"cannot write {path}: its folder is not writable; name another one")
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write one JSON object in one step: readers see the old file or the whole new one.
-
-    NaN and infinity, which JSON does not have, become null.
-    """
-    path = path.resolve()  # a link stays a link, and its target is replaced
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("x", encoding="utf-8") as file:
-            json.dump(_finite(content), file, indent=2, allow_nan=False)
-            file.write("\n")
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def _git_state(folder: Path) -> tuple[str | None, bool | None]:
