@@ -1,69 +1,138 @@
-"""Tokens per second of batches, with a drafter over without: plain batched generation on its dynamic cache, and ours.
+"""Tokens per second of batches, with a drafter over without, on the same batches in one interleaved run.
 
-Both run on the same padded batches in turns, greedily and without end tokens, so that both make the same number of
-tokens. The interval is a bootstrap over batches.
+Plain batched generation runs on its dynamic and on its static cache, and the drafter under each policy, all greedily
+and without end tokens, so that all make the same number of tokens. Ratios are of total seconds over all batches of a
+repetition, the ways in a new order each time; the interval (95 %, Student) is over repetitions, so it says how well the
+machine was measured on these prompts, not how other prompts would do.
 
-    python scripts/batch_speed.py --prompts prompts.jsonl --batch-size 1 --batch-size 4
+    python scripts/batch_speed.py --prompts prompts.jsonl --batch-size 1 --batch-size 4 --policy full --json speed.json
 """
 
 import argparse
+import json
+import random
+import statistics
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import t as student
+from tqdm.auto import tqdm
 
-from dspark_hf import DSparkDraftModel, record_speculation, zoo
-from dspark_hf.evaluation.intervals import bootstrap
+from dspark_hf import record_speculation, zoo
+from dspark_hf.evaluation.provenance import collect_provenance
 from dspark_hf.prompts import encode_prompt, load_prompts, quickstart_prompts
 from dspark_hf.training.answering import pad_left
 
 TARGET = "smollm2-135m-instruct"
+PLAIN = {"plain, dynamic": {}, "plain, static": {"cache_implementation": "static"}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, help="JSONL; by default those of `make quickstart`")
-    parser.add_argument("--batch-size", type=int, action="append", help="may be repeated; by default 1, 2, 4, 8")
-    parser.add_argument("--num-batches", type=int, default=8, help="of each size")
+    parser.add_argument("--batch-size", type=int, action="append", help="may be repeated; by default 1 to 32")
+    parser.add_argument("--num-prompts", type=int, default=32, help="that make the batches of each size")
+    parser.add_argument("--repetitions", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--policy", action="append", help="may be repeated; by default full")
+    parser.add_argument("--layout", default="auto")
+    parser.add_argument("--static", action="store_true", help="also the drafter with cache_implementation='static'")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     target = zoo.load_target(TARGET, arguments.dtype)
     drafter = zoo.load_drafter(TARGET).to(target.dtype)
     tokenizer = zoo.load_tokenizer(TARGET)
     prompts = quickstart_prompts() if arguments.prompts is None else load_prompts(arguments.prompts)
     encoded = [encode_prompt(tokenizer, prompt)[0].tolist() for prompt in prompts]
-    print("| batch | plain, tokens/s | DSpark, tokens/s | ratio | tau |\n|---|---|---|---|---|")
-    for size in arguments.batch_size or (1, 2, 4, 8):
-        batches = [
-            [encoded[(start * size + row) % len(encoded)] for row in range(size)]
-            for start in range(arguments.num_batches)
-        ]
-        print(_row(target, drafter, batches, arguments.max_new_tokens), flush=True)
+    ways: dict[str, dict[str, Any]] = dict(PLAIN)
+    for policy in arguments.policy or ("full",):
+        options = {"assistant_model": drafter, "verification_policy": policy, "verification_layout": arguments.layout}
+        ways[policy] = options
+        if arguments.static:
+            ways[f"{policy}, static"] = options | {"cache_implementation": "static"}
+    rows = []
+    for size in arguments.batch_size or (1, 2, 4, 8, 16, 32):
+        num_batches = max(1, arguments.num_prompts // size)
+        chosen = [encoded[i % len(encoded)] for i in range(num_batches * size)]
+        batches = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+        rows += _measured(target, ways, batches, arguments)
+        for row in rows[-len(ways) :]:
+            print(_line(row), flush=True)
+    if arguments.json is not None:
+        settings = {key: str(value) for key, value in vars(arguments).items()}
+        content = {
+            "settings": settings,
+            "provenance": asdict(collect_provenance(target.device, target.dtype, seed=0, n=arguments.num_prompts)),
+            "rows": rows,
+        }
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _row(target: Any, drafter: DSparkDraftModel, batches: list[list[list[int]]], max_new_tokens: int) -> str:
-    """One line of the table: the same batches both ways, and in turns who goes first."""
-    seconds: dict[str, list[float]] = {"plain": [], "dspark": []}
-    common = {"do_sample": False, "max_new_tokens": max_new_tokens, "eos_token_id": None, "pad_token_id": 0}
-    with record_speculation() as report:
-        for i, batch in enumerate([batches[0], *batches]):  # the first warms up
+def _measured(
+    target: Any, ways: dict[str, dict[str, Any]], batches: list[list[list[int]]], arguments: Any
+) -> list[dict]:
+    """Seconds of every way for all batches, by repetition; one row of the table for each way."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    taus: dict[str, float] = {}
+    shuffled = random.Random(0)
+    size = len(batches[0])
+    for repetition in tqdm(range(-1, arguments.repetitions), desc=f"batch {size}", leave=False):  # the first warms up
+        order = list(ways)
+        shuffled.shuffle(order)
+        sums = dict.fromkeys(ways, 0.0)
+        for batch in batches:
             ids, mask = pad_left(batch, target.device)
-            for way in ("plain", "dspark") if i % 2 else ("dspark", "plain"):
-                extra = {"assistant_model": drafter} if way == "dspark" else {}
-                start = time.perf_counter()
-                target.generate(ids, attention_mask=mask, **common, **extra)
-                if i:
-                    seconds[way].append(time.perf_counter() - start)
-    ratio = bootstrap(seconds, lambda sums: sums["plain"] / sums["dspark"], seed=0)
-    num_tokens = len(batches) * len(batches[0]) * max_new_tokens
-    speeds = [num_tokens / sum(seconds[way]) for way in ("plain", "dspark")]
-    interval = f" ({ratio.low:.2f} to {ratio.high:.2f}, n = {ratio.n})" if ratio.low is not None else ""
-    cells = [str(len(batches[0])), *(f"{speed:.1f}" for speed in speeds), f"{ratio.value:.2f}x{interval}"]
-    return f"| {' | '.join(cells)} | {report.tau:.2f} |"
+            for way in order:
+                with record_speculation() as report:
+                    start_s = time.perf_counter()
+                    target.generate(
+                        ids,
+                        attention_mask=mask,
+                        do_sample=False,
+                        max_new_tokens=arguments.max_new_tokens,
+                        eos_token_id=None,
+                        pad_token_id=0,
+                        **ways[way],
+                    )
+                    sums[way] += time.perf_counter() - start_s
+                taus[way] = report.tau
+        if repetition >= 0:
+            for way in ways:
+                seconds[way].append(sums[way])
+    num_tokens = len(batches) * size * arguments.max_new_tokens
+    return [
+        {
+            "batch_size": size,
+            "way": way,
+            "tokens_per_s": num_tokens * len(seconds[way]) / sum(seconds[way]),
+            "ratios": {plain: _interval(seconds[plain], seconds[way]) for plain in PLAIN},
+            "tau": taus[way],
+        }
+        for way in ways
+    ]
+
+
+def _interval(over: list[float], under: list[float]) -> dict[str, float]:
+    """Mean ratio of seconds over repetitions, and half the width of its 95 % interval."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    if len(ratios) < 2:
+        return {"mean": ratios[0], "half_width": float("nan")}
+    half = student.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / len(ratios) ** 0.5
+    return {"mean": statistics.mean(ratios), "half_width": float(half)}
+
+
+def _line(row: dict[str, Any]) -> str:
+    ratios = [f"{r['mean']:.3f} ± {r['half_width']:.3f}" for r in row["ratios"].values()]
+    cells = [row["batch_size"], row["way"], f"{row['tokens_per_s']:.1f}", *ratios, f"{row['tau']:.2f}"]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    print("| batch | way | tokens/s | over plain, dynamic | over plain, static | tau of the last batch |")
+    print("|---|---|---|---|---|---|")
     main()

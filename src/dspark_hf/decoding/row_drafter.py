@@ -115,21 +115,27 @@ class RowDrafter(DSparkCandidateGenerator):
             is_real = torch.cat([is_context, is_real], dim=1)
         num_columns = max_context + num_block
         self._rows.slots = RowSlots.of(all_positions, is_real, self._rows.capacity, num_columns)
-        is_seen = torch.arange(num_columns, device=device) < starts + num_block
         outputs = self._drafter(
             inputs_embeds=self._drafter.embed(block_ids, self._embedding),
             position_ids=positions,
             context_features=features,
             context_position_ids=context_positions,
-            attention_mask=attention_mask_for(
-                self._drafter.config._attn_implementation,
-                is_seen[:, None, None, :].expand(-1, 1, num_block, -1),
-                self._drafter.dtype,
-            ),
+            attention_mask=self._mask(starts + num_block, num_block, num_columns),
             cache=self._rows,
         )
         hidden: Tensor = outputs.last_hidden_state
         return hidden
+
+    def _mask(self, num_seen: Tensor, num_block: int, num_columns: int) -> Tensor | None:
+        """Each row sees its first `num_seen` `[rows, 1]` columns; None for one row, which sees them all."""
+        if len(num_seen) == 1:
+            return None
+        is_seen = torch.arange(num_columns, device=num_seen.device) < num_seen
+        return attention_mask_for(
+            self._drafter.config._attn_implementation,
+            is_seen[:, None, None, :].expand(-1, 1, num_block, -1),
+            self._drafter.dtype,
+        )
 
     def _flush_rows(self) -> None:
         """Project pending features into the cache without a block."""

@@ -176,21 +176,24 @@ class RowTarget:
     ) -> RowOutputs:
         num_columns = min(num_columns, self._capacity)  # a row near the end drafts less
         options: dict[str, Any] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
-        inputs, columns, stream = (tokens, positions), torch.where(is_real, positions, self._capacity), None
-        if num_flat is not None:
+        inputs, stream = (tokens, positions), None
+        if num_flat is None:
+            slots = RowSlots.of(positions, is_real, self._capacity, num_columns)
+        else:
             stream = RowStream.of(is_real, num_flat)
-            inputs, columns = (stream.flatten(tokens), stream.flatten(positions)), stream.flatten(positions)
+            inputs = stream.flatten(tokens), stream.flatten(positions)
+            slots = RowSlots(inputs[1], num_columns, stream.rows[None])
             options = {}
             if self._takes_logits_to_keep and num_logits < tokens.shape[1]:
                 options["logits_to_keep"] = stream.source[:, -num_logits:].flatten()
-        slots = RowSlots(columns, num_columns, None if stream is None else stream.rows)
         for layer in self._layers:
             layer.slots = slots
+        mask = self._mask(positions, num_columns)
         with streaming(stream):
             outputs: ModelOutput = call(
                 input_ids=inputs[0],
                 position_ids=inputs[1],
-                attention_mask=self._mask(positions, num_columns),
+                attention_mask=mask,
                 use_cache=True,
                 return_dict=True,
                 **{CACHE_KEY: self._cache},

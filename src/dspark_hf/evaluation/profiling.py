@@ -24,6 +24,7 @@ from ..errors import ThroughputProfileError
 from ..fitting.fingerprint import Fingerprint
 from ..fitting.measuring import ProfilePlan, measure, num_measurements
 from ..fitting.throughput import ThroughputProfile
+from ..model.row_attention import attending_by_rows
 from ..modeling_dspark import DSparkDraftModel
 from .provenance import collect_provenance
 
@@ -138,7 +139,7 @@ class PairBench:
         self._drafts = RowDrafter(
             self._drafter, self._target, config, LogitsProcessorList(), {}, self._capacity, num_rows
         )
-        self._rows = RowTarget(self._target, self._capacity, self._drafts.model_kwargs_overrides)
+        self._rows = RowTarget(self._target, num_rows, self._capacity, self._drafts.model_kwargs_overrides)
         context = self._capacity - _num_new(self._drafter)
         self._features = self._step(self._num_slots + 1, context)
         self.draft_s(context)
@@ -152,9 +153,12 @@ class PairBench:
         positions = self._positions(self._num_slots + 1, max(0, context - self._num_slots - 1))
         self._drafts.observe_rows(self._features, positions, torch.ones_like(positions, dtype=torch.bool))
         ids = self._tokens(context + 1)
-        prefixes = Prefixes(ids, (context + 1,) * self._num_rows, tuple(range(self._num_rows)))
-        num_context, num_allowed = [context] * self._num_rows, [self._num_slots] * self._num_rows
-        return self._seconds(lambda: self._drafts.propose_rows(prefixes, num_context, num_allowed))
+        ends = torch.full((self._num_rows,), context + 1, device=ids.device)
+        prefixes = Prefixes(ids, ends, (context + 1,) * self._num_rows, tuple(range(self._num_rows)))
+        room = torch.full_like(ends, self._num_slots)
+        return self._seconds(
+            lambda: self._drafts.propose_rows(prefixes, ends - 1, room, max_context=context, max_room=self._num_slots)
+        )
 
     def plain_step_s(self, context: int) -> float:
         """Seconds between two tokens of plain generate() on a dynamic cache: the median of a few."""
@@ -194,13 +198,11 @@ class PairBench:
 
     def _step(self, tokens_per_row: int, context: int) -> Any:
         positions = self._positions(tokens_per_row, context)
-        return self._rows.forward(
-            self._tokens(tokens_per_row),
-            positions,
-            torch.ones_like(positions, dtype=torch.bool),
-            num_columns=context + tokens_per_row,
-            num_logits=tokens_per_row,
-        )
+        is_real = torch.ones_like(positions, dtype=torch.bool)
+        with attending_by_rows(self._target):
+            return self._rows.forward(
+                self._tokens(tokens_per_row), positions, is_real, num_columns=context + tokens_per_row
+            )
 
     def _generate(self, ids: Tensor, max_new_tokens: int, **kwargs: Any) -> None:
         """Greedy generation to the full length, whatever the text."""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,7 +65,31 @@ class RowStream:
         return stream[0].index_select(0, self.source.flatten()).view(*self.source.shape, *stream.shape[2:])
 
 
-_STREAM: ContextVar[RowStream | None] = ContextVar("dspark_stream", default=None)
+@dataclass(frozen=True)
+class _Forward:
+    """One forward of a batch: its stream, if it is one, and the masks of its layers as [`attend_rows`] uses them."""
+
+    stream: RowStream | None
+    folded: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def fold(self, mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+        """The same tensor for all layers that share `mask`."""
+        key = id(mask), group
+        if key not in self.folded:
+            # With the mask, which some layers cut for themselves: once it is gone, another may have its id.
+            self.folded[key] = mask, _folded(mask, group, dtype)
+        return self.folded[key][1]
+
+
+_FORWARD: ContextVar[_Forward | None] = ContextVar("dspark_forward", default=None)
+
+
+def _folded(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores `[rows, kv_heads, group * width, columns]`, of a mask `[rows, 1, width, columns]`."""
+    if mask.dtype == torch.bool:
+        added = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        mask = added.masked_fill(~mask, torch.finfo(dtype).min)
+    return mask.repeat(1, 1, group, 1)
 
 
 def attend_rows(
@@ -87,7 +111,8 @@ def attend_rows(
         attention_mask: bool `[rows, 1, width, columns]`.
     """
     # A compiled forward runs grids only, and could not be traced through this.
-    stream = None if torch.compiler.is_compiling() else _STREAM.get()
+    forward = None if torch.compiler.is_compiling() else _FORWARD.get()
+    stream = None if forward is None else forward.stream
     mask = attention_mask
     num_rows, num_heads = key.shape[0], query.shape[1]
     is_plain = mask is None or mask.shape[1] != 1 or mask.shape[2] == 1 or kwargs.get("position_bias") is not None
@@ -102,7 +127,7 @@ def attend_rows(
         query.reshape(num_rows, key.shape[1], group * num_tokens, dim),
         key,
         value,
-        attn_mask=mask.repeat(1, 1, group, 1),
+        attn_mask=_folded(mask, group, query.dtype) if forward is None else forward.fold(mask, group, query.dtype),
         dropout_p=dropout,
         scale=scaling,
     )
@@ -118,11 +143,11 @@ def streaming(stream: RowStream | None) -> Iterator[None]:
 
     Not an argument of the forward: not every architecture hands those on to its attention.
     """
-    token = _STREAM.set(stream)
+    token = _FORWARD.set(_Forward(stream))
     try:
         yield
     finally:
-        _STREAM.reset(token)
+        _FORWARD.reset(token)
 
 
 @contextmanager
