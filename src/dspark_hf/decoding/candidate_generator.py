@@ -16,6 +16,7 @@ from ..model.context_cache import DraftContextCache
 from ..modeling_dspark import DSparkDraftModel
 from .calibrate import calibrate
 from .draft import draft_block
+from .policies.facts import RoundFacts
 from .sampling import ScoreProcessor
 from .schedule import schedule
 from .settings import resolve_settings
@@ -69,6 +70,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._do_sample = bool(generation_config.do_sample)
         self.processor = ScoreProcessor(logits_processor)
         self._settings = resolve_settings(config, generation_config)
+        self._policy = self._settings.new_policy()
         self._padding_mask: Tensor | None = model_kwargs.get("attention_mask")
         indices = [layer_id + 1 for layer_id in config.target_layer_ids]
         self._feature_indices = indices
@@ -121,7 +123,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             vocab_size=self._vocab_size,
         )
         confidence = calibrate(block.confidence_logits)
-        return Proposal(block, confidence, schedule(self._settings.policy, block, confidence))
+        return Proposal(block, confidence, schedule(self._policy, confidence, RoundFacts.of(block)))
 
     def _block_hidden(self, anchor: Tensor) -> Tensor:
         """Backbone output `[1, block, hidden]` for the block that starts at `anchor` `[1, 1]`.

@@ -14,10 +14,12 @@ from ..modeling_dspark import DSparkDraftModel
 from .calibrate import calibrate
 from .candidate_generator import CONTEXT_CHUNK_TOKENS, DSparkCandidateGenerator
 from .draft import draft_block
+from .policies.facts import RoundFacts
+from .policies.simple import FullPolicy
 from .prefixes import Prefixes
 from .row_processors import processors_for_rows
 from .sampling import ScoreProcessor
-from .schedule import FullPolicy, schedule
+from .schedule import schedule
 from .types import Proposal
 
 
@@ -50,7 +52,7 @@ class RowDrafter(DSparkCandidateGenerator):
     @property
     def verifies_all(self) -> bool:
         """Whether every usable draft is verified, whatever the confidences."""
-        return isinstance(self._settings.policy, FullPolicy)
+        return isinstance(self._policy, FullPolicy)
 
     @torch.no_grad()
     def observe_rows(self, outputs: Any, positions: Tensor, is_committed: Tensor) -> None:
@@ -88,9 +90,10 @@ class RowDrafter(DSparkCandidateGenerator):
             vocab_size=self._vocab_size,
         )
         confidence = calibrate(block.confidence_logits)
-        lengths = schedule(self._settings.policy, block, confidence)
-        room = torch.tensor(num_allowed, device=lengths.device)
-        return Proposal(block, confidence, torch.minimum(lengths, room))
+        room = torch.tensor(num_allowed, device=block.tokens.device)
+        # A row without room that has not ended is counted as ended: it costs one token of the step.
+        facts = RoundFacts.of(block, row_ids=prefixes.rows, is_live=room > 0, room=room)
+        return Proposal(block, confidence, schedule(self._policy, confidence, facts))
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those of int64 `rows`."""
