@@ -69,6 +69,8 @@ class World:
         usable: Slots that are not broken, by row and drafts; None: all.
         room: Most drafts of each row; None: all.
         shares_draws: Negative control: all rows draft with the same uniforms, and so the same tokens.
+        reads_own_token: Negative control: the confidence of a slot sees the slot's own draft.
+        horizon: Tokens of each row whose law is told, by default the least that all rounds commit.
     """
 
     rows: list[tuple[Laws, Laws]]
@@ -80,6 +82,7 @@ class World:
     usable: Callable[[int, Prefix], int] | None = None
     room: list[int] | None = None
     shares_draws: bool = False
+    reads_own_token: bool = False
     horizon: int = field(default=0)
 
     def __post_init__(self) -> None:
@@ -215,7 +218,7 @@ class _Enumeration:
         for drafts in itertools.product(self.blocks, repeat=num_rows):
             if world.shares_draws and len(set(drafts)) > 1:
                 continue
-            shown = tuple(draft[:-1] for draft in drafts)
+            shown = drafts if world.reads_own_token else tuple(draft[:-1] for draft in drafts)
             usable = tuple(world.usable(r, d) for r, d in enumerate(drafts)) if world.usable else None
             if (shown, usable) not in decided:
                 decided[shown, usable] = self._decision(player, drafts, number, usable)
@@ -232,9 +235,9 @@ class _Enumeration:
 
     def _decision(self, player, drafts, number, usable):
         world, num_rows = self.world, len(self.world.rows)
-        slots = range(world.num_slots)
+        ends = [k + world.reads_own_token for k in range(world.num_slots)]
         confidence = confidence_of(
-            [[world.confidence(r, number, drafts[r][:k]) for k in slots] for r in range(num_rows)]
+            [[world.confidence(r, number, drafts[r][:k]) for k in ends] for r in range(num_rows)]
         )
         facts = facts_of(num_rows, world.num_slots, room=world.room, usable=usable, costs=world.costs)
         return confidence, facts, schedule(player.policy, confidence, facts)

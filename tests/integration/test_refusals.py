@@ -20,6 +20,7 @@ from dspark_hf import DSparkError
 from dspark_hf.decoding import prompt_inputs, settings, target_refusals, verify
 from dspark_hf.decoding import refusals as source
 from dspark_hf.decoding import rows as batch_rows
+from dspark_hf.decoding.policies import simple
 
 WAYS_OUT = ("leave ", "set ", "pass ", "use ", "load ", "call ", "remove ", "resize ", "Leave ", "Pass ")
 
