@@ -35,8 +35,9 @@ class DraftGate:
     under the acceptance seen so far by slot, before any round `prior_acceptance`; draft seconds count in full. So a
     drafter that cannot pay at this batch size costs nothing from the first round on.
 
-    While the gate is closed, drafting is tried for one round after 16, 32, ... plain rounds, and only if what trials
-    lost so far, and what this one loses if no draft is accepted, are within `MAX_TRIAL_SHARE` of the time. When rows
+    While the gate is closed, drafting is tried for one round after 16, 32, ... plain rounds, and again at once where
+    that paid; but only if what trials lost so far, and what this one loses if no draft is accepted, are within
+    `MAX_TRIAL_SHARE` of the time. When rows
     end or step times change the forecast is made anew and may open the gate at once. Rounds drafted on the word of a
     forecast that turns out wrong are no trials: they are few, a forecast weighs `PRIOR_ROW_ROUNDS` only.
 
@@ -68,10 +69,11 @@ class DraftGate:
         self._situation: tuple[int, float, float] | None = None
         self._wants = True
         self._forecast = (0.0, 0.0)  # tokens and seconds of a drafted round
+        self._num_drafted = 0
         self._seen = (0.0, 0.0)  # tokens and seconds of drafted rounds in the present situation
         self._total_s = 0.0
         self._lost_s = 0.0  # by trials
-        self._num_plain = 0  # rounds since the gate closed or last tried
+        self._num_plain = 0  # rounds since the last drafted one
         self._wait = FIRST_WAIT_ROUNDS
         self._is_trial = False
 
@@ -99,20 +101,28 @@ class DraftGate:
         tokens, round_s = num_live + sum(num_accepted), _round_s(costs, num_live + sum(lengths))
         self._total_s += round_s
         self._seen = keep * self._seen[0] + tokens, keep * self._seen[1] + round_s
-        if self._is_trial:
-            self._lost_s += max(0.0, round_s - tokens * _plain_s(costs, num_live) / num_live)
+        self._num_drafted += 1
+        if self._is_trial or self._num_drafted.bit_count() == 1:  # 1, 2, 4, ...: it need not be cheap for many rows
             self._forecast = self._foreseen(num_live, costs)
         self._decide(num_live, costs)
         self._num_plain = 0
+        if self._is_trial:
+            self._judge_trial(round_s - tokens * _plain_s(costs, num_live) / num_live)
         if self._wants:
             self._wait = FIRST_WAIT_ROUNDS
-        elif self._is_trial:
-            self._wait = min(2 * self._wait, MAX_WAIT_ROUNDS)
 
     def observe_plain(self, num_live: int, costs: StepCosts) -> None:
         """Take a round without a draft."""
         self._total_s += _plain_s(costs, num_live)
         self._num_plain += 1
+
+    def _judge_trial(self, lost_s: float) -> None:
+        """A trial that paid is repeated at once, one in vain later than the last."""
+        self._lost_s += max(0.0, lost_s)
+        if lost_s < 0:
+            self._num_plain = self._wait
+        else:
+            self._wait = min(2 * self._wait, MAX_WAIT_ROUNDS)
 
     # -- what a drafted round is worth --------------------------------------------------------------------------
 
@@ -131,7 +141,7 @@ class DraftGate:
             return
         self._situation = now
         self._forecast = self._foreseen(num_live, costs)
-        self._seen = (0.0, 0.0)
+        self._num_drafted, self._seen = 0, (0.0, 0.0)
         self._decide(num_live, costs)
 
     def _decide(self, num_live: int, costs: StepCosts) -> None:
