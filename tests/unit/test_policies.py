@@ -15,6 +15,7 @@ from dspark_hf.decoding.policies.simple import FullPolicy, ThresholdPolicy
 from dspark_hf.decoding.schedule import schedule
 from dspark_hf.decoding.settings import _warn_of_cap, _warn_of_missing_costs, resolve_settings
 from dspark_hf.decoding.types import Confidence, DraftBlock, Proposal
+from dspark_hf.evaluation.hindsight import HindsightPolicy
 
 
 def block(rows, slots, num_usable=None):
@@ -163,6 +164,7 @@ def test_weighing_drafts_against_time_without_step_times_is_refused_when_the_cal
     assert caplog.text.count("every draft is verified instead") == len(needy) == 4
 
 
-def test_unknown_policies_are_refused():
-    with pytest.raises(UnsupportedGenerationError, match="'global'"):
-        settings(verification_policy="global")
+@pytest.mark.parametrize("name", ["global", HindsightPolicy.name])
+def test_unknown_policies_and_the_one_that_sees_everything_are_refused(name):
+    with pytest.raises(UnsupportedGenerationError, match=f"'{name}'"):
+        settings(verification_policy=name, has_costs=True)

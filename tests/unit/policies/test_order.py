@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from policy_laws import confidence_of, facts_of, lengths_of
 
 from dspark_hf import UnsupportedGenerationError
+from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.policies.block import MAX_CHECKPOINTS, BlockPolicy
-from dspark_hf.decoding.policies.facts import StepCosts
+from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts
 from dspark_hf.decoding.policies.lagged import LaggedPolicy
 from dspark_hf.decoding.policies.pool import Pool
-from dspark_hf.decoding.policies.prefix import PrefixPolicy, SmoothedPolicy
+from dspark_hf.decoding.policies.prefix import PrefixPolicy, SmoothedPolicy, early_stop
+from dspark_hf.decoding.policies.registry import policy_factory
 from dspark_hf.decoding.schedule import schedule
+from dspark_hf.decoding.types import Confidence
 from dspark_hf.evaluation.hindsight import HindsightPolicy
 
 POOLED = (PrefixPolicy, SmoothedPolicy, BlockPolicy, LaggedPolicy)
@@ -103,6 +106,21 @@ def test_smoothed_fills_the_step_it_stopped_on():
     assert schedule(SmoothedPolicy(), confidence_of([[0.9, 0.0, 1, 1, 1, 1, 1]]), facts).tolist() == [1]
 
 
+def test_smoothed_fills_a_step_that_the_smooth_search_leaves_half_empty():
+    steps = [1.0] * 5 + [2.0] * 4 + [3.0] * 4
+    facts, confidence = facts_of(1, 11, costs=StepCosts.of(steps, draft_s=3.0)), confidence_of([[0.75] * 11])
+    pool = Pool.of(confidence.survival.double(), facts.limits, facts.num_live)
+    assert int(early_stop(pool, facts.costs.smooth_round_s)) == 5
+    assert schedule(SmoothedPolicy(), confidence, facts).tolist() == [7]
+
+
+def test_block_foresees_no_drafts_beyond_the_room():
+    costs = StepCosts.of([1.0, *(1 / value for value in V5[1])])
+    for room, expected in (([3], [3]), ([1], [0])):
+        facts = facts_of(1, 3, room=room, costs=costs)
+        assert schedule(BlockPolicy(), confidence_of(V5[0]), facts).tolist() == expected
+
+
 def test_the_envelope_touches_the_far_ends_of_the_steps():
     costs = StepCosts.of([0.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0], draft_s=0.5, overhead_s=0.25)
     assert costs.smooth_round_s.tolist() == pytest.approx([0.75, 2.75, 2.75, 2.75, 37 / 12, 41 / 12, 3.75, 4.75])
@@ -118,11 +136,25 @@ def test_step_times_from_the_device_and_from_the_host_are_the_same():
 
 
 def test_draft_time_is_part_of_the_round():
-    """A draft that was dear makes one more verified token cheap by comparison."""
-    steps = [1.0, 1.0, 2.0]
-    for draft_s, expected in ((0.0, [0]), (1.0, [1])):
-        facts = facts_of(1, 1, costs=StepCosts.of(steps, draft_s=draft_s))
+    """A draft that was dear makes one more verified token cheap by comparison; other seconds of a round do as well."""
+    for draft_s, overhead_s, expected in ((0.0, 0.0, [0]), (1.0, 0.0, [1]), (0.0, 1.0, [1])):
+        facts = facts_of(1, 1, costs=StepCosts.of([1.0, 1.0, 2.0], draft_s, overhead_s))
         assert schedule(PrefixPolicy(), confidence_of([[0.8]]), facts).tolist() == expected
+
+
+def test_limits_of_rows():
+    facts = facts_of(4, 3, is_live=[True, False, True, True], room=[1, 3, 5, -1], usable=[2, 3, 2, 3])
+    assert facts.known_limits.tolist() == [1, 0, 3, 0]
+    assert facts.limits.tolist() == [1, 0, 2, 0]
+    assert int(facts.num_live) == 3
+
+
+def test_rows_that_have_ended_do_not_count_in_b():
+    """With B = 1 at the start one draft pays, with B = 2 none does."""
+    costs = StepCosts.of([1.0, 1.0, 1.2, 9.0, 9.0])
+    for is_live, expected in (([True, False], [1, 0]), ([True, True], [0, 0])):
+        facts = facts_of(2, 1, is_live=is_live, costs=costs)
+        assert schedule(PrefixPolicy(), confidence_of([[0.9], [0.9]]), facts).tolist() == expected
 
 
 def test_lagged_uses_the_confidences_of_two_rounds_earlier():
@@ -144,6 +176,10 @@ def test_lagged_keeps_rows_apart_when_others_leave():
     now = confidence_of([[1.0, 1.0]])
     for row_id, expected in ((0, [0]), (1, [2])):
         assert schedule(policy, now, facts_of(1, 2, costs=costs, row_ids=(row_id,))).tolist() == expected
+    now = confidence_of([[1.0, 1.0], [1.0, 1.0]])
+    for row_ids, expected in (((0, 1), [0, 0]), ((1, 0), [2, 0])):
+        facts = facts_of(2, 2, costs=costs, row_ids=row_ids, room=[2, 0])
+        assert schedule(policy, now, facts).tolist() == expected
 
 
 def test_lagged_expects_of_new_rows_what_drafts_came_to():
@@ -161,6 +197,29 @@ def test_the_current_round_cannot_set_the_capacity():
         LaggedPolicy(lag=0)
 
 
+@pytest.mark.parametrize("name", VERIFICATION_POLICIES)
+def test_nothing_is_read_from_the_device(name):
+    """Tensors of the meta device hold no numbers: whoever asks for one fails."""
+    num_rows, num_slots = 16, 7
+    policy = policy_factory(name, 0.5, min_drafts_every=2)()
+    full = torch.empty(num_rows, dtype=torch.long, device="meta")
+    facts = RoundFacts(
+        num_slots,
+        tuple(range(num_rows)),
+        torch.empty(num_rows, dtype=torch.bool, device="meta"),
+        full,
+        full,
+        StepCosts.of([1.0 + b for b in range(num_rows * (1 + num_slots) + 1)], device="meta"),
+    )
+    values = torch.empty(num_rows, num_slots, device="meta")
+    for _ in range(4):
+        lengths = schedule(policy, Confidence(values, values), facts)
+        policy.observe(Confidence(values, values), lengths, full, facts)
+    assert (lengths.device.type, lengths.shape, lengths.dtype) == ("meta", (num_rows,), torch.long)
+    with pytest.raises(RuntimeError, match="meta"):
+        lengths.tolist()
+
+
 # -- a floor ----------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +233,16 @@ def test_a_floor_serves_the_row_that_would_starve(make, every, expected):
         lengths = schedule(policy, confidence, facts)
         policy.observe(confidence, lengths, torch.tensor([0, 0]), facts)
         served.append(int(lengths[1]))
+        assert lengths[0] == 2  # the search goes on behind a row that is due
     assert served == expected
+
+
+@pytest.mark.parametrize("make", POOLED, ids=lambda policy: policy.name)
+def test_a_floor_holds_where_no_draft_pays(make):
+    facts = facts_of(2, 2, costs=StepCosts.of([1.0, 1.0, 1.0, 5.0, 9.0, 20.0, 40.0]))
+    confidence = confidence_of([[0.5, 0.5], [0.2, 0.2]])
+    assert schedule(make(), confidence, facts).tolist() == [0, 0]
+    assert schedule(make(min_drafts_every=1), confidence, facts).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])

@@ -69,6 +69,13 @@ def test_broken_slots_and_little_room(name):
     assert total_variation_of(world, named(name)) < EXACT
 
 
+def test_a_capacity_does_not_follow_from_what_came_out_broken():
+    """A leap that pays with four drafts and not with three: were broken slots known, one draft would tell of itself."""
+    costs = StepCosts.of([1.0, 1.0, 1.0, 2.3, 2.3, 2.3, 2.3])
+    world = random_world(2, 2, 1, 1, costs=costs, usable=usable_before_a_one, confidence=lambda *where: 0.9)
+    assert total_variation_of(world, LaggedPolicy) < EXACT
+
+
 def usable_before_a_one(row, drafts):
     """A row's slots are broken behind a drafted 1."""
     return next((k + 1 for k, token in enumerate(drafts[:-1]) if token == 1), len(drafts))
