@@ -199,7 +199,7 @@ def page(tables: list[list[list[str]]], worst: list[list[str]], arguments: argpa
             *table(head, many),
             "",
             f"Half widths of 95 % bootstrap intervals over rounds stand behind ±, where 0.01 % or more. `threshold` is "
-            f"at {THRESHOLD}; on three levels it cuts nothing here. {verdict(few, many)}",
+            f"at {THRESHOLD}{remark(few)}. {verdict(few, many)}",
             "",
             "Other drafters: the largest loss of each policy when every slot is accepted with the same chance, over "
             f"{sum(map(len, OTHER_CASES.values()))} cases with 1, 2 and 10 rows:",
@@ -213,6 +213,12 @@ def page(tables: list[list[list[str]]], worst: list[list[str]], arguments: argpa
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def remark(few: list[list[str]]) -> str:
+    full, threshold = (2 + POLICIES.index(name) for name in ("full", "threshold"))
+    cuts_nothing = all(row[full] == row[threshold] for row in few)
+    return f"; on {NUM_LEVELS} levels it cuts nothing here" if cuts_nothing else ""
 
 
 def verdict(few: list[list[str]], many: list[list[str]]) -> str:
