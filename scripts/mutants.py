@@ -40,6 +40,12 @@ TESTS = {
     "accept.py": ["unit/test_accept.py"],
     "sampling.py": ["unit/test_sampling.py"],
     "schedule.py": ["unit/test_policies.py"],
+    "policies/simple.py": ["unit/test_policies.py"],
+    **{
+        f"policies/{name}.py": ["unit/policies/test_order.py", "unit/policies/test_policy_laws.py"]
+        for name in ("facts", "pool", "prefix", "block", "lagged", "floor")
+    },
+    "policies/gate.py": ["unit/policies/test_gate.py"],
     "stopping.py": ["unit/test_stopping.py"],
     "draft.py": ["unit/test_sampling.py", "integration/test_drafting_reference.py"],
     "verify.py": [
@@ -65,6 +71,7 @@ TESTS = {
         "integration/test_stops.py",
         "integration/test_batches.py",
     ],
+    "row_criteria.py": ["integration/test_batches.py", "integration/test_stops.py"],
     "row_layout.py": ["integration/test_layouts.py", "integration/test_batches.py"],
     "row_result.py": ["integration/test_batches.py", "integration/test_stops.py"],
     "row_state.py": ["unit/test_rows.py", "integration/test_batches.py"],

@@ -390,6 +390,11 @@ REFUSALS = [
         for value in ("high", 1.5)
     ),
     Refusal(
+        "`verification_policy=\"prefix\"` and others that weigh time, without a throughput profile",
+        "a draft's worth depends on what a step costs", "no throughput profile is at hand.*use verification_policy=",
+        {"verification_policy": "prefix"},
+    ),
+    Refusal(
         "`verification_policy=\"threshold\"` without a confidence head", "there is nothing to compare",
         "needs a drafter with a confidence head.*use verification_policy='full'",
         {"verification_policy": "threshold"},

@@ -14,7 +14,7 @@ MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
 DRAFT_LAYOUTS = ("anchor_first",)
 DRAFT_LAYER_TYPES = ("full_attention",)
 ROPE_TYPES = ("default", "llama3", "yarn")
-VERIFICATION_POLICIES = ("full", "threshold")
+VERIFICATION_POLICIES = ("full", "threshold", "prefix", "smoothed", "block", "lagged")
 
 # Far above any drafter; a hostile or damaged config must not build modules for hours.
 MAX_DRAFT_LAYERS = 64

@@ -17,9 +17,10 @@ from transformers import CompileConfig, DynamicCache, GenerationConfig, PreTrain
 from transformers.generation import GenerationMixin
 
 from dspark_hf import DSparkError
-from dspark_hf.decoding import prompt_inputs, schedule, settings, target_refusals, verify
+from dspark_hf.decoding import prompt_inputs, settings, target_refusals, verify
 from dspark_hf.decoding import refusals as source
 from dspark_hf.decoding import rows as batch_rows
+from dspark_hf.decoding.policies import simple
 
 WAYS_OUT = ("leave ", "set ", "pass ", "use ", "load ", "call ", "remove ", "resize ", "Leave ", "Pass ")
 
@@ -79,7 +80,7 @@ WITH_TESTS_OF_THEIR_OWN = {
     "_require_roll_back": "test_robustness.py::test_a_static_sliding_cache_shorter_than_the_text_is_refused",
     "refuse_criteria": "test_batches.py::test_a_time_limit_is_refused_where_rows_run_one_by_one",
 }
-MODULES = (batch_rows, prompt_inputs, schedule, settings, source, target_refusals, verify)
+MODULES = (batch_rows, prompt_inputs, settings, simple, source, target_refusals, verify)
 
 
 def test_every_refusal_of_the_source_has_an_entry():

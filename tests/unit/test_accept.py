@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from laws import random_laws, round_law, sequence_law, total_variation
+from policy_laws import facts_of
 
 from dspark_hf.decoding.accept import (
     accept_greedy,
@@ -13,7 +14,7 @@ from dspark_hf.decoding.accept import (
     accepted_lengths,
     expected_tau,
 )
-from dspark_hf.decoding.schedule import FullPolicy, ThresholdPolicy
+from dspark_hf.decoding.policies.simple import FullPolicy, ThresholdPolicy
 from dspark_hf.decoding.types import Confidence
 
 SIZES = [(2, 3), (3, 3), (4, 2), (5, 2)]
@@ -102,7 +103,7 @@ def lengths_by(policy, conditional_of, num_slots):
     def length_of(tokens):
         conditional = torch.tensor([[conditional_of(tokens, k) for k in range(num_slots)]])
         confidence = Confidence(conditional=conditional, survival=conditional.cumprod(-1))
-        return int(policy.lengths(confidence, 1, num_slots, torch.device("cpu"))[0])
+        return int(policy.lengths(confidence, facts_of(1, num_slots))[0])
 
     return length_of
 

@@ -15,9 +15,9 @@ ORDER = [
     ["configuration_dspark", "config_rules"],
     ["model."],
     ["modeling_dspark"],
+    ["fitting."],
     ["decoding."],
     ["prompts", "zoo_wheel", "zoo"],
-    ["fitting."],
     ["evaluation.", "training."],
     [""],  # the package's __init__
 ]

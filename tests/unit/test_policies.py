@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from policy_laws import facts_of
 from tiny import random_ids, tiny_drafter, tiny_target
 from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
@@ -9,16 +10,21 @@ from transformers.generation.logits_process import LogitsProcessorList
 from dspark_hf import DSparkCandidateGenerator, DSparkConfig, UnsupportedGenerationError
 from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.calibrate import calibrate
-from dspark_hf.decoding.schedule import FullPolicy, ThresholdPolicy, schedule
-from dspark_hf.decoding.settings import _warn_of_cap, resolve_settings
+from dspark_hf.decoding.policies.facts import RoundFacts
+from dspark_hf.decoding.policies.simple import FullPolicy, ThresholdPolicy
+from dspark_hf.decoding.schedule import schedule
+from dspark_hf.decoding.settings import _warn_of_cap, _warn_of_missing_costs, resolve_settings
 from dspark_hf.decoding.types import Confidence, DraftBlock, Proposal
-
-CPU = torch.device("cpu")
+from dspark_hf.evaluation.hindsight import HindsightPolicy
 
 
 def block(rows, slots, num_usable=None):
     usable = torch.full((rows,), slots) if num_usable is None else torch.tensor(num_usable)
     return DraftBlock(torch.zeros(rows, slots, dtype=torch.long), None, None, usable)
+
+
+def scheduled(policy, drafts, confidence):
+    return schedule(policy, confidence, RoundFacts.of(drafts)).tolist()
 
 
 def confidence(values):
@@ -34,23 +40,28 @@ def test_calibration_gives_conditional_and_survival():
 
 
 def test_full_verifies_everything():
-    assert schedule(FullPolicy(), block(2, 5), Confidence(None, None)).tolist() == [5, 5]
+    assert scheduled(FullPolicy(), block(2, 5), Confidence(None, None)) == [5, 5]
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(0.0, 4), (0.5, 2), (0.6, 1), (0.95, 0), (1.0, 0)])
 def test_threshold_cuts_at_the_first_slot_below_it(threshold, expected):
     values = confidence([[0.9, 0.5, 0.4, 0.99]])
-    assert schedule(ThresholdPolicy(threshold), block(1, 4), values).tolist() == [expected]
+    assert scheduled(ThresholdPolicy(threshold), block(1, 4), values) == [expected]
 
 
 def test_nothing_is_verified_from_the_first_broken_slot_on():
-    lengths = schedule(FullPolicy(), block(3, 3, [3, 0, 2]), Confidence(None, None))
-    assert lengths.tolist() == [3, 0, 2]
+    assert scheduled(FullPolicy(), block(3, 3, [3, 0, 2]), Confidence(None, None)) == [3, 0, 2]
 
 
 def test_the_shorter_of_policy_and_usable_slots_counts():
     values = confidence([[0.9, 0.5, 0.4], [0.9, 0.9, 0.9], [0.1, 0.9, 0.9]])
-    assert schedule(ThresholdPolicy(0.5), block(3, 3, [3, 1, 2]), values).tolist() == [2, 1, 0]
+    assert scheduled(ThresholdPolicy(0.5), block(3, 3, [3, 1, 2]), values) == [2, 1, 0]
+
+
+def test_nothing_is_verified_of_rows_that_have_ended_or_beyond_the_room():
+    drafts = block(4, 3)
+    facts = RoundFacts.of(drafts, is_live=torch.tensor([True, False, True, True]), room=torch.tensor([2, 3, 0, 9]))
+    assert schedule(FullPolicy(), Confidence(None, None), facts).tolist() == [2, 0, 0, 3]
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), "0.5"])
@@ -61,19 +72,19 @@ def test_a_threshold_is_a_probability(threshold):
 
 def test_rows_do_not_look_at_each_other():
     values = torch.rand(50, 4, generator=torch.Generator().manual_seed(1))
-    together = ThresholdPolicy(0.4).lengths(Confidence(values, values.cumprod(-1)), 50, 4, CPU)
-    alone = [ThresholdPolicy(0.4).lengths(Confidence(v, v.cumprod(-1)), 1, 4, CPU) for v in values.split(1)]
+    together = ThresholdPolicy(0.4).lengths(Confidence(values, values.cumprod(-1)), facts_of(50, 4))
+    alone = [ThresholdPolicy(0.4).lengths(Confidence(v, v.cumprod(-1)), facts_of(1, 4)) for v in values.split(1)]
     assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("policy", [FullPolicy(), ThresholdPolicy(0.4)], ids=lambda p: p.name)
 def test_a_decision_about_a_slot_ignores_later_slots(policy):
     values = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
-    before = policy.lengths(Confidence(values, None), 200, 6, CPU)
+    before = policy.lengths(Confidence(values, None), facts_of(200, 6))
     for slot in range(1, 6):
         changed = values.clone()
         changed[:, slot:] = torch.rand(200, 6 - slot, generator=torch.Generator().manual_seed(slot))
-        after = policy.lengths(Confidence(changed, None), 200, 6, CPU)
+        after = policy.lengths(Confidence(changed, None), facts_of(200, 6))
         for k in range(slot):  # {ell >= k + 1} is about slot k, 0-based
             assert torch.equal(before >= k + 1, after >= k + 1)
 
@@ -102,23 +113,25 @@ def test_transformers_loop_gets_the_scheduled_drafts_and_the_laws_they_were_draw
 # -- knobs --------------------------------------------------------------------------------------------------------
 
 
-def settings(*, drafter=None, **call):
+def settings(*, drafter=None, has_costs=False, **call):
     config = DSparkConfig.from_target(tiny_target().config, block_size=6, **(drafter or {}))
     merged = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4} | call
-    return resolve_settings(config, GenerationConfig(**merged))
+    why_no_costs = None if has_costs else "nothing was measured"
+    return resolve_settings(config, GenerationConfig(**merged), why_no_costs=why_no_costs)
 
 
 def test_without_a_word_the_drafters_defaults_hold():
     got = settings()
-    assert (got.num_draft_tokens, got.policy.name) == (6, "full")
-    got = settings(drafter={"verification_policy": "threshold", "confidence_threshold": 0.7})
-    assert (got.policy.name, got.policy.threshold) == ("threshold", 0.7)
+    assert (got.num_draft_tokens, got.new_policy().name) == (6, "full")
+    policy = settings(drafter={"verification_policy": "threshold", "confidence_threshold": 0.7}).new_policy()
+    assert (policy.name, policy.threshold) == ("threshold", 0.7)
 
 
 def test_the_call_wins():
     got = settings(num_assistant_tokens=2, verification_policy="threshold", assistant_confidence_threshold=0.9)
-    assert (got.num_draft_tokens, got.policy.threshold) == (2, 0.9)
-    assert settings(drafter={"verification_policy": "threshold"}, verification_policy="full").policy.name == "full"
+    assert (got.num_draft_tokens, got.new_policy().threshold) == (2, 0.9)
+    got = settings(drafter={"verification_policy": "threshold"}, verification_policy="full")
+    assert got.new_policy().name == "full"
 
 
 def test_more_tokens_than_the_block_are_capped_with_one_warning(caplog):
@@ -128,16 +141,31 @@ def test_more_tokens_than_the_block_are_capped_with_one_warning(caplog):
     assert caplog.text.count("drafting 6 tokens per round") == 1
 
 
-def test_threshold_without_a_confidence_head_is_refused():
+@pytest.mark.parametrize("name", [name for name in VERIFICATION_POLICIES if name != "full"])
+def test_judging_drafts_without_a_confidence_head_is_refused(name):
     with pytest.raises(UnsupportedGenerationError, match="needs a drafter with a confidence head"):
-        settings(drafter={"enable_confidence_head": False}, verification_policy="threshold")
+        settings(drafter={"enable_confidence_head": False}, verification_policy=name, has_costs=True)
 
 
-def test_every_policy_name_resolves():
+def test_every_policy_name_resolves_to_a_new_policy_each_time():
     for name in VERIFICATION_POLICIES:
-        assert settings(verification_policy=name).policy.name == name
+        new_policy = settings(verification_policy=name, has_costs=True).new_policy
+        assert new_policy().name == name
+        assert new_policy() is not new_policy()
 
 
-def test_unknown_policies_are_refused():
-    with pytest.raises(UnsupportedGenerationError, match="'global'"):
-        settings(verification_policy="global")
+def test_weighing_drafts_against_time_without_step_times_is_refused_when_the_call_asks_for_it(caplog):
+    needy = [name for name in VERIFICATION_POLICIES if name not in ("full", "threshold")]
+    _warn_of_missing_costs.cache_clear()
+    for name in needy:
+        with pytest.raises(UnsupportedGenerationError, match="`dspark profile`"):
+            settings(verification_policy=name)
+        for _ in range(2):
+            assert settings(drafter={"verification_policy": name}).new_policy().name == "full"
+    assert caplog.text.count("every draft is verified instead") == len(needy) == 4
+
+
+@pytest.mark.parametrize("name", ["global", HindsightPolicy.name])
+def test_unknown_policies_and_the_one_that_sees_everything_are_refused(name):
+    with pytest.raises(UnsupportedGenerationError, match=f"'{name}'"):
+        settings(verification_policy=name, has_costs=True)

@@ -21,6 +21,7 @@ from ..modeling_dspark import DSparkDraftModel
 from .accept import accept
 from .prefixes import Prefixes
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
+from .row_criteria import ask_criteria
 from .row_drafter import RowDrafter
 from .row_layout import LayoutChooser, padded_to
 from .row_result import common_end, cut_rows, joined_result
@@ -128,11 +129,18 @@ class BatchRun:
         room = torch.where(state.is_live, self._max_length - state.num_text - 1, 0)
         host_room = [0 if row.is_done else self._max_length - row.num_text - 1 for row in self._rows]
         max_context = max(row.num_real for row in self._rows) - 1
+        is_live = [not row.is_done for row in self._rows]
         proposal = self._generator.propose_rows(
-            prefixes, num_context, room, max_context=max_context, max_room=max(host_room)
+            prefixes,
+            num_context,
+            room,
+            state.is_live,
+            max_context=max_context,
+            max_room=max(host_room),
+            num_live=sum(is_live),
         )
         lengths, shown, host_shown = self._scheduled(proposal, room, host_room)
-        layout = self._layouts.choose(shown, host_shown, [not row.is_done for row in self._rows])
+        layout = self._layouts.choose(shown, host_shown, is_live)
         drafts = padded_to(self._ids[:, :0] if proposal is None else proposal.block.tokens, layout.width)
         self._clock.mark("draft_s")
         # 4. verify
@@ -168,7 +176,9 @@ class BatchRun:
         if proposal is None:
             nothing = torch.zeros_like(room)
             return nothing, nothing, [0] * len(host_room)
-        if self._generator.verifies_all:  # known without asking the device; broken slots are run, and not judged
+        if (
+            self._generator.scheduler.verifies_all
+        ):  # known without asking the device; broken slots are run, and not judged
             num_slots = proposal.block.tokens.shape[1]
             return proposal.lengths, room.clamp(max=num_slots), [min(num_slots, own) for own in host_room]
         return proposal.lengths, proposal.lengths, proposal.lengths.tolist()
@@ -198,9 +208,15 @@ class BatchRun:
         self._refuse_no_law(facts)
         if is_round:
             self._count(facts, proposal)
+            took_part = facts[:, self._took_part()]
+            self._generator.scheduler.observe(
+                acceptance.num_accepted, lengths, took_part[2].tolist(), took_part[4].tolist()
+            )
         self._append(new, num_kept)
-        if self._stops.asks_rows:
-            num_kept, ends = self._ask_criteria(facts, verification, num_kept, ends)
+        if self._stops.asks_rows:  # sends what it changed to the device
+            scores = verification.scores if self._wants("output_scores") else None
+            ask_criteria(self._stops, self._ids, self._rows, facts, scores)
+            num_kept, ends = facts[0].to(num_kept.device), facts[1].bool().to(ends.device)
         self._state.advance(num_kept, ends)
         kept: list[int] = facts[0].tolist()
         self._note(facts, verification)
@@ -217,34 +233,6 @@ class BatchRun:
         is_kept = steps < num_kept[:, None]
         places = torch.where(is_kept, self._state.num_text[:, None] + steps, self._max_length)
         self._ids.scatter_(1, places, new)
-
-    def _ask_criteria(
-        self, facts: Tensor, verification: Verification, num_kept: Tensor, ends: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Ask the criteria that need to see texts; changes the first two rows of `facts`, and returns them."""
-        kept: list[int] = facts[0].tolist()
-        stops = self._stops.first_stops(
-            self._ids,
-            [row.num_text for row in self._rows],
-            kept,
-            lambda here, length: self._scores_of(here, length, verification),
-        )
-        for r, (row, (num_until, is_stopped)) in enumerate(zip(self._rows, stops, strict=True)):
-            if is_stopped and self._stops.has_end_tokens:
-                facts[0, r], facts[1, r] = num_until, 1
-            elif is_stopped:
-                row.stopped_at = row.stopped_at or row.num_text + num_until
-        return facts[0].to(num_kept.device), facts[1].bool().to(ends.device)
-
-    def _scores_of(self, here: list[int], length: int, verification: Verification) -> tuple[Tensor, ...] | None:
-        if not self._wants("output_scores"):
-            return None
-        rows = [self._rows[r] for r in here]
-        steps = [
-            (*row.scores, *verification.scores[r : r + 1, : length - row.num_text].unbind(1))
-            for r, row in zip(here, rows, strict=True)
-        ]
-        return tuple(torch.cat(step) for step in zip(*steps, strict=True))
 
     def _note(self, facts: Tensor, verification: Verification) -> None:
         """Tell the host's rows what they keep and whether they have ended."""
@@ -263,12 +251,16 @@ class BatchRun:
 
     def _count(self, facts: Tensor, proposal: Proposal | None) -> None:
         num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
-        took_part = torch.tensor([not row.is_done for row in self._rows])
+        took_part = self._took_part()
         _, _, num_accepted, _, lengths, num_usable = facts[:, took_part]
         is_unusable = num_usable < num_drafted
         self._counts.add_round(self._indices()[took_part], num_drafted, lengths, num_accepted, is_unusable)
         if any(is_unusable.tolist()):
             self._warn_of_unusable()
+
+    def _took_part(self) -> Tensor:
+        """Which rows in the caches had not ended before this round, bool on the host."""
+        return torch.tensor([not row.is_done for row in self._rows])
 
     def _indices(self) -> Tensor:
         """Places in the result of the rows in the caches, int64 on the host."""

@@ -16,10 +16,11 @@ from ..model.context_cache import DraftContextCache
 from ..modeling_dspark import DSparkDraftModel
 from .calibrate import calibrate
 from .draft import draft_block
+from .policies.facts import RoundFacts
 from .prefixes import Prefixes
 from .sampling import ScoreProcessor
-from .schedule import schedule
-from .settings import resolve_settings
+from .scheduler import Scheduler, usable_profile
+from .settings import resolve_settings, weighs_costs
 from .types import Proposal
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         generation_config: The generate() call's.
         logits_processor: The processors of this call; drafts go through them like the target's logits.
         model_kwargs: generate()'s; `attention_mask` tells padding, `output_hidden_states` what the user asked for.
+        num_rows: Rows that run together.
     """
 
     requires_model_outputs = True
@@ -54,6 +56,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         generation_config: GenerationConfig,
         logits_processor: LogitsProcessorList,
         model_kwargs: dict[str, Any],
+        num_rows: int = 1,
     ) -> None:
         config = drafter.config
         let_record_outputs(target)
@@ -69,7 +72,12 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._max_length: int = generation_config.max_length
         self._do_sample = bool(generation_config.do_sample)
         self.processor = ScoreProcessor(logits_processor)
-        self._settings = resolve_settings(config, generation_config)
+        profile, why_none = None, None
+        if weighs_costs(config, generation_config):
+            profile, why_none = usable_profile(target, drafter, num_rows)
+        self._settings = resolve_settings(config, generation_config, why_no_costs=why_none)
+        num_slots = self._settings.num_draft_tokens
+        self.scheduler = Scheduler(self._settings.new_policy(), num_slots, profile, self._target_device)
         self._padding_mask: Tensor | None = model_kwargs.get("attention_mask")
         indices = [layer_id + 1 for layer_id in config.target_layer_ids]
         self._feature_indices = indices
@@ -80,7 +88,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             (1, config.block_size - 1), config.mask_token_id, dtype=torch.long, device=self._target_device
         )
         self._cache = DraftContextCache(config.num_hidden_layers)
-        self._pending: Tensor | None = None  # features observed but not yet in the cache
+        self._pending: list[Tensor] = []  # features observed but not yet in the cache
         self._num_observed = 0  # committed tokens before the anchor, padding not counted
         self._num_inputs = 0  # positions of target forwards observed, padding counted
 
@@ -96,24 +104,31 @@ class DSparkCandidateGenerator(CandidateGenerator):
         layers = [layer[:, :num_tokens] for layer in self._features_of(outputs)]
         layers = self._without_padding(layers, layers[0].shape[1])
         for start in range(0, layers[0].shape[1], CONTEXT_CHUNK_TOKENS):
-            self._flush()
             chunk = [layer[:, start : start + CONTEXT_CHUNK_TOKENS].to(self._drafter.device) for layer in layers]
-            self._pending = torch.cat(chunk, dim=-1).to(self._drafter.dtype)
-            self._num_observed += self._pending.shape[1]
+            features = torch.cat(chunk, dim=-1).to(self._drafter.dtype)
+            if sum(part.shape[1] for part in self._pending) + features.shape[1] > CONTEXT_CHUNK_TOKENS:
+                self._flush()
+            self._pending.append(features)
+            self._num_observed += features.shape[1]
 
     @torch.no_grad()
     def propose(self, ids: Tensor) -> Proposal | None:
-        """Draft after `ids` `[1, length]`, whose last token is the anchor; None when no draft could be committed.
+        """Draft after `ids` `[1, length]`, whose last token is the anchor; None for a plain round.
 
-        The draft is capped so that verifying it cannot pass max_length, which a static cache could not hold.
+        A round is plain when no draft could be committed, and when the scheduler says that drafting cannot pay. The
+        draft is capped so that verifying it cannot pass max_length, which a static cache could not hold.
         """
         num_slots = min(self._settings.num_draft_tokens, self._max_length - ids.shape[1] - 1)
-        if num_slots <= 0:
+        if num_slots <= 0 or not self.scheduler.wants_draft(1, self._num_observed):
             return None
-        return self._draft(self._block_hidden(ids[:, -1:])[:, :num_slots], ids)
+        return self._draft(self._block_hidden(ids[:, -1:])[:, :num_slots], ids, row_ids=(0,))
 
-    def _draft(self, hidden: Tensor, prefix_ids: Tensor | Prefixes) -> Proposal:
-        """Stages 1 to 3 after the backbone: `hidden` `[rows, slots, hidden]` of blocks that follow `prefix_ids`."""
+    def _draft(self, hidden: Tensor, prefix_ids: Tensor | Prefixes, **facts: Any) -> Proposal:
+        """Stages 1 to 3 after the backbone: `hidden` `[rows, slots, hidden]` of blocks that follow `prefix_ids`.
+
+        Args:
+            **facts: Of [`RoundFacts.of`].
+        """
         block = draft_block(
             self._drafter,
             hidden,
@@ -125,7 +140,8 @@ class DSparkCandidateGenerator(CandidateGenerator):
             vocab_size=self._vocab_size,
         )
         confidence = calibrate(block.confidence_logits)
-        return Proposal(block, confidence, schedule(self._settings.policy, block, confidence))
+        round_facts = RoundFacts.of(block, costs=self.scheduler.costs, **facts)
+        return Proposal(block, confidence, self.scheduler.lengths(confidence, round_facts))
 
     def _block_hidden(self, anchor: Tensor) -> Tensor:
         """Backbone output `[1, block, hidden]` for the block that starts at `anchor` `[1, 1]`.
@@ -135,11 +151,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         device = self._drafter.device
         block_ids = torch.cat([anchor.to(self._target_device), self._masks], dim=1)
         positions = torch.arange(block_ids.shape[1], device=device)[None] + self._num_observed
-        pending, self._pending = self._pending, None
-        pending_positions = None
-        if pending is not None:
-            first = self._num_observed - pending.shape[1]
-            pending_positions = torch.arange(first, self._num_observed, device=device)[None]
+        pending, pending_positions = self._take_pending()
         outputs = self._drafter(
             inputs_embeds=self._drafter.embed(block_ids, self._embedding),
             position_ids=positions,
@@ -166,13 +178,19 @@ class DSparkCandidateGenerator(CandidateGenerator):
             )
         return layers
 
+    def _take_pending(self) -> tuple[Tensor | None, Tensor | None]:
+        """Features that are not yet in the cache `[1, tokens, width]`, and their positions `[1, tokens]`."""
+        if not self._pending:
+            return None, None
+        pending, self._pending = torch.cat(self._pending, dim=1), []
+        first = self._num_observed - pending.shape[1]
+        return pending, torch.arange(first, self._num_observed, device=pending.device)[None]
+
     def _flush(self) -> None:
         """Project pending features into the cache without a block."""
-        if self._pending is not None:
-            first = self._num_observed - self._pending.shape[1]
-            positions = torch.arange(first, self._num_observed, device=self._pending.device)[None]
-            self._drafter.extend_cache(self._pending, positions, self._cache)
-            self._pending = None
+        features, positions = self._take_pending()
+        if features is not None and positions is not None:
+            self._drafter.extend_cache(features, positions, self._cache)
 
     def _without_padding(self, layers: list[Tensor], num_tokens: int) -> list[Tensor]:
         """Drop padding, which only the prompt has: the drafter sees real tokens at their real positions."""
@@ -212,7 +230,10 @@ class DSparkCandidateGenerator(CandidateGenerator):
         return candidate_ids, None if draft_probs is None else draft_probs[:, :num_drafts].log()
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """Nothing to adapt: policies decide per round."""
+        """Tell the policy what the round came to."""
+        length = scores.shape[1] - 1  # of the drafts that were verified
+        accepted, lengths = (torch.tensor([n], device=input_ids.device) for n in (num_matches, length))
+        self.scheduler.observe(accepted, lengths, [int(num_matches)], [length])
 
 
 def _where_it_computes(

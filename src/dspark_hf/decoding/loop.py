@@ -207,6 +207,8 @@ class _Run:
         verification = self._verification(outputs, drafts)
         acceptance = self._accept(drafts, proposal, verification)
         num_accepted = self._num_accepted(acceptance)
+        lengths = torch.full_like(acceptance.num_accepted, drafts.shape[1])
+        self._generator.scheduler.observe(acceptance.num_accepted, lengths, [num_accepted], [drafts.shape[1]])
         self._clock.mark("accept_s")
         # commit what no stop cuts off, and bring target and drafter up to it
         num_kept, is_done = self._commit(drafts[:, :num_accepted], acceptance, verification)

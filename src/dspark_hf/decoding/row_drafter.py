@@ -1,7 +1,6 @@
 """Stages 1 to 3 for several rows of different lengths."""
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from .candidate_generator import CONTEXT_CHUNK_TOKENS, DSparkCandidateGenerator
 from .prefixes import Prefixes
 from .row_processors import processors_for_rows
 from .sampling import ScoreProcessor
-from .schedule import FullPolicy
 from .types import Proposal
 
 
@@ -38,23 +36,18 @@ class RowDrafter(DSparkCandidateGenerator):
         capacity: int,
         num_rows: int,
     ) -> None:
-        super().__init__(drafter, target, generation_config, logits_processor, model_kwargs)
+        super().__init__(drafter, target, generation_config, logits_processor, model_kwargs, num_rows)
         self._rows = RowContextCache(drafter.config.num_hidden_layers, capacity + drafter.config.block_size)
         num_sequences = generation_config.num_return_sequences
         for_rows = functools.cache(lambda rows: processors_for_rows(logits_processor, rows, num_rows, num_sequences))
         self.processor = ScoreProcessor(logits_processor, for_rows)
         # Of the tokens observed but not yet in the cache: features, positions, and which are no padding.
-        self._new: tuple[Tensor, Tensor, Tensor] | None = None
+        self._new: list[tuple[Tensor, Tensor, Tensor]] = []
 
     @property
     def num_draft_tokens(self) -> int:
         """Most drafts of a round."""
         return self._settings.num_draft_tokens
-
-    @property
-    def verifies_all(self) -> bool:
-        """Whether every usable draft is verified, whatever the confidences."""
-        return isinstance(self._settings.policy, FullPolicy)
 
     @torch.no_grad()
     def observe_rows(self, outputs: Any, positions: Tensor, is_committed: Tensor) -> None:
@@ -67,36 +60,43 @@ class RowDrafter(DSparkCandidateGenerator):
         num_rows, num_tokens = positions.shape
         size = max(1, CONTEXT_CHUNK_TOKENS // num_rows)
         for start in range(0, num_tokens, size):
-            self._flush_rows()
             chunk = slice(start, min(start + size, num_tokens))
             features = torch.cat([layer[:, chunk].to(device) for layer in layers], dim=-1).to(dtype)
-            self._new = features, positions[:, chunk].to(device), is_committed[:, chunk].to(device)
+            if sum(part[1].shape[1] for part in self._new) + features.shape[1] > size:
+                self._flush_rows()
+            self._new.append((features, positions[:, chunk].to(device), is_committed[:, chunk].to(device)))
 
     @torch.no_grad()
     def propose_rows(
-        self, prefixes: Prefixes, num_context: Tensor, room: Tensor, *, max_context: int, max_room: int
+        self,
+        prefixes: Prefixes,
+        num_context: Tensor,
+        room: Tensor,
+        is_live: Tensor,
+        *,
+        max_context: int,
+        max_room: int,
+        num_live: int,
     ) -> Proposal | None:
-        """Draft after each row's last token, its anchor; None when no draft of any row could be committed.
+        """Draft after each row's last token, its anchor; None for a plain round, as in [`propose`].
 
         Args:
             num_context: int64 `[rows]`, committed tokens before the anchor, padding not counted.
             room: int64 `[rows]`, most drafts of each row that max_length leaves room for.
-            max_context, max_room: The largest of them, for the host.
+            is_live: bool `[rows]`, rows that have not ended.
+            max_context, max_room, num_live: The largest of them, and their number, for the host.
         """
         num_slots = min(self._settings.num_draft_tokens, max_room)
-        if num_slots <= 0:
+        if num_slots <= 0 or not self.scheduler.wants_draft(num_live, max_context):
             return None
         hidden = self._block_hidden_of_rows(prefixes.last[:, None], num_context, max_context)[:, :num_slots]
-        proposal = self._draft(hidden, prefixes)
-        return replace(proposal, lengths=torch.minimum(proposal.lengths, room))
+        return self._draft(hidden, prefixes, row_ids=prefixes.rows, is_live=is_live, room=room)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those of int64 `rows`."""
         rows = rows.to(self._drafter.device)
         self._rows.keep(rows)
-        if self._new is not None:
-            features, positions, is_real = (part[rows] for part in self._new)
-            self._new = features, positions, is_real
+        self._new = [(features[rows], positions[rows], is_real[rows]) for features, positions, is_real in self._new]
 
     def _block_hidden_of_rows(self, anchors: Tensor, num_context: Tensor, max_context: int) -> Tensor:
         """Backbone output `[rows, block, hidden]` for blocks that start at `anchors` `[rows, 1]`."""
@@ -106,11 +106,10 @@ class RowDrafter(DSparkCandidateGenerator):
         starts = num_context[:, None].to(device)
         positions = starts + torch.arange(num_block, device=device)
         is_real = torch.ones_like(positions, dtype=torch.bool)
-        new, self._new = self._new, None
         features = context_positions = None
         all_positions = positions
-        if new is not None:
-            features, context_positions, is_context = new
+        if self._new:
+            features, context_positions, is_context = self._take_new()
             all_positions = torch.cat([context_positions, positions], dim=1)
             is_real = torch.cat([is_context, is_real], dim=1)
         num_columns = max_context + num_block
@@ -137,11 +136,15 @@ class RowDrafter(DSparkCandidateGenerator):
             self._drafter.dtype,
         )
 
+    def _take_new(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Everything that is not yet in the cache, side by side."""
+        features, positions, is_real = (torch.cat(parts, dim=1) for parts in zip(*self._new, strict=True))
+        self._new = []
+        return features, positions, is_real
+
     def _flush_rows(self) -> None:
         """Project pending features into the cache without a block."""
-        if self._new is None:
-            return
-        features, positions, is_real = self._new
-        self._rows.slots = RowSlots.of(positions, is_real, self._rows.capacity, 1)
-        self._drafter.extend_cache(features, positions, self._rows)
-        self._new = None
+        if self._new:
+            features, positions, is_real = self._take_new()
+            self._rows.slots = RowSlots.of(positions, is_real, self._rows.capacity, 1)
+            self._drafter.extend_cache(features, positions, self._rows)

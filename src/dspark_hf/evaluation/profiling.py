@@ -157,7 +157,15 @@ class PairBench:
         prefixes = Prefixes(ids, ends, (context + 1,) * self._num_rows, tuple(range(self._num_rows)))
         room = torch.full_like(ends, self._num_slots)
         return self._seconds(
-            lambda: self._drafts.propose_rows(prefixes, ends - 1, room, max_context=context, max_room=self._num_slots)
+            lambda: self._drafts.propose_rows(
+                prefixes,
+                ends - 1,
+                room,
+                torch.ones_like(ends, dtype=torch.bool),
+                max_context=context,
+                max_room=self._num_slots,
+                num_live=self._num_rows,
+            )
         )
 
     def plain_step_s(self, context: int) -> float:

@@ -48,7 +48,7 @@ class ComparisonSettings:
         _require(top_p is None or 0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
         _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, ">= 1")
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, ">= 1")
-        policies = " or ".join(VERIFICATION_POLICIES)
+        policies = f"one of {', '.join(VERIFICATION_POLICIES)}"
         is_known = self.policy is None or self.policy in VERIFICATION_POLICIES
         _require(is_known, "policy", self.policy, policies)
         holds = threshold is None or 0 <= threshold <= 1

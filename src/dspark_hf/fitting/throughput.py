@@ -19,7 +19,7 @@ from .fingerprint import Fingerprint
 FORMAT_VERSION = 1
 
 
-class StepCosts(NamedTuple):
+class MeasuredCosts(NamedTuple):
     """What a policy weighs for one round of some rows at some context.
 
     Attributes:
@@ -141,7 +141,7 @@ class ThroughputProfile:
             )
         return float(self._curve(num_rows, context, np.array([num_tokens]))[0])
 
-    def step_costs(self, num_rows: int, context: int) -> StepCosts:
+    def step_costs(self, num_rows: int, context: int) -> MeasuredCosts:
         """Step seconds by B, up to a whole block of every row, and draft seconds.
 
         Entries below `num_rows` are as in [`step_s`]; entry 0 is never asked for.
@@ -152,7 +152,7 @@ class ThroughputProfile:
         self._check_rows(num_rows)
         num_tokens = np.arange(num_rows * self.grid.tokens_per_row[-1] + 1)
         step_s = torch.from_numpy(self._curve(num_rows, context, num_tokens))
-        return StepCosts(step_s, self.draft_s(num_rows, context))
+        return MeasuredCosts(step_s, self.draft_s(num_rows, context))
 
     def draft_s(self, num_rows: int, context: int) -> float:
         """Seconds of drafting a block for each of `num_rows` rows.

@@ -1,0 +1,115 @@
+"""Stage 3 over the rounds of one generate() call: whether a round drafts, and how much of its drafts is verified."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .._compat import TargetModel
+from ..fitting.profile_store import find_profile
+from ..fitting.throughput import ThroughputProfile
+from ..modeling_dspark import DSparkDraftModel
+from .policies.facts import RoundFacts, StepCosts, VerificationPolicy
+from .policies.gate import DraftGate
+from .policies.simple import FullPolicy
+from .schedule import schedule
+from .types import Confidence
+
+# Step times are looked up anew when the context has grown by so many tokens.
+COSTS_EVERY_TOKENS = 16
+
+
+class Scheduler:
+    """The policy of one generate() call, and what it may know: step times, and past rounds.
+
+    Args:
+        policy: Made for this call.
+        num_slots: Most drafts of a round.
+        profile: For policies that weigh drafts against step times.
+        device: Of drafts and confidences.
+    """
+
+    def __init__(
+        self, policy: VerificationPolicy, num_slots: int, profile: ThroughputProfile | None, device: torch.device
+    ) -> None:
+        self._policy = policy
+        self._profile = profile if policy.needs_costs else None
+        self._gate = None if self._profile is None else DraftGate(num_slots)
+        self._device = device
+        self._known_costs: dict[tuple[int, int], StepCosts] = {}
+        self._costs: StepCosts | None = None  # of the round in progress
+        self._round: tuple[Confidence, RoundFacts] | None = None
+
+    @property
+    def verifies_all(self) -> bool:
+        """Whether every usable draft is verified, whatever the confidences."""
+        return isinstance(self._policy, FullPolicy)
+
+    @property
+    def costs(self) -> StepCosts | None:
+        """Step times of the round in progress."""
+        return self._costs
+
+    def wants_draft(self, num_live: int, context: int) -> bool:
+        """Whether the round that begins now drafts; called once a round, before anything of it is known.
+
+        Args:
+            num_live: Rows that have not ended, >= 1.
+            context: Tokens of the longest row.
+        """
+        self._round = None
+        if self._profile is None or self._gate is None:
+            return True
+        self._costs = self._costs_of(self._profile, num_live, context)
+        return self._gate.wants_draft(num_live, self._costs)
+
+    def lengths(self, confidence: Confidence, facts: RoundFacts) -> Tensor:
+        """Drafts to verify, int64 `[rows]`."""
+        self._round = confidence, facts
+        return schedule(self._policy, confidence, facts)
+
+    def observe(
+        self, num_accepted: Tensor, lengths: Tensor, live_accepted: Sequence[int], live_lengths: Sequence[int]
+    ) -> None:
+        """Take what the round came to; later rounds may depend on it.
+
+        Args:
+            num_accepted, lengths: Drafts accepted and verified, int64 `[rows]`.
+            live_accepted, live_lengths: The same of the rows that took part, on the host.
+        """
+        drafted, self._round = self._round, None
+        if drafted is not None:
+            self._policy.observe(drafted[0], lengths, num_accepted, drafted[1])
+        if self._gate is None or self._costs is None:
+            return
+        if drafted is None:
+            self._gate.observe_plain(len(live_lengths), self._costs)
+        else:
+            self._gate.observe(live_accepted, live_lengths, self._costs)
+
+    def _costs_of(self, profile: ThroughputProfile, num_live: int, context: int) -> StepCosts:
+        key = num_live, context // COSTS_EVERY_TOKENS
+        if key not in self._known_costs:
+            num_rows = max(num_live, profile.grid.num_rows[0])
+            measured = profile.step_costs(num_rows, context)
+            self._known_costs[key] = StepCosts.of(
+                measured.step_s.tolist(),
+                measured.draft_s,
+                profile.overhead_s(num_rows),
+                device=self._device,
+                dtype=torch.float32 if self._device.type == "mps" else torch.float64,
+            )
+        return self._known_costs[key]
+
+
+def usable_profile(
+    target: TargetModel, drafter: DSparkDraftModel, num_rows: int
+) -> tuple[ThroughputProfile | None, str | None]:
+    """The throughput profile of this pair on this machine for so many rows; without one, why."""
+    profile = find_profile(target, drafter)
+    if profile is None:
+        return None, "no throughput profile is at hand"
+    if not profile.covers(num_rows, num_rows):
+        known = profile.grid.num_rows
+        return None, f"the throughput profile knows {known[0]} to {known[-1]} rows, and this call has {num_rows}"
+    return profile, None

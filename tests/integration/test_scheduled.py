@@ -1,0 +1,172 @@
+"""Policies that weigh drafts against step times, in generate(): what a profile says, what a gate decides, and no token
+is another."""
+
+import pytest
+import torch
+from batches import prefixes_of_one_text, ragged
+from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
+
+from dspark_hf import UnsupportedGenerationError, record_speculation
+from dspark_hf.decoding import candidate_generator, settings
+from dspark_hf.decoding.policies.registry import COST_POLICIES
+from dspark_hf.decoding.scheduler import Scheduler
+from dspark_hf.fitting.throughput import MeasuredCosts, ProfileGrid
+
+NUM_NEW = 24
+
+
+class Machine:
+    """Stands for a profile: `step_s(B)` for every number of rows and context."""
+
+    def __init__(self, step_s, draft_s=0.0, max_rows=32):
+        self.make, self.seconds = step_s, draft_s
+        self.grid = ProfileGrid(tuple(range(1, max_rows + 1)), tuple(range(1, 9)), (1, 4096))
+        self.asked = []
+
+    def covers(self, num_rows, num_tokens):
+        return num_rows <= self.grid.num_rows[-1]
+
+    def step_costs(self, num_rows, context):
+        self.asked.append((num_rows, context))
+        return MeasuredCosts(torch.tensor([self.make(b) for b in range(num_rows * 8 + 1)]).double(), self.seconds)
+
+    def overhead_s(self, num_rows):
+        return 0.0
+
+
+MACHINES = {
+    "flat": lambda b: 1.0,
+    "linear": lambda b: 1.0 + 0.1 * b,
+    "stairs": lambda b: 1.0 + 0.5 * (b // 4),
+}
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Puts a machine's profile where generate() finds it."""
+
+    def put(machine):
+        monkeypatch.setattr("dspark_hf.decoding.scheduler.find_profile", lambda target, drafter: machine)
+        return machine
+
+    return put
+
+
+@pytest.mark.parametrize("policy", sorted(COST_POLICIES))
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_scheduled_rows_say_what_plain_ones_say(machine, num_rows, policy, on):
+    on(Machine(MACHINES[machine], draft_s=0.3))
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, num_rows)
+    for options in ({}, {"eos_token_id": list(range(3, 12))}, {"cache_implementation": "static"}):
+        expected = greedy(target, **inputs, max_new_tokens=NUM_NEW, **options)
+        for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, whole, hit_rate=0.7)):
+            got = greedy(
+                target, **inputs, max_new_tokens=NUM_NEW, **options, verification_policy=policy,
+                assistant_model=drafter,
+            )  # fmt: skip
+            assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_no_draft_is_made_where_none_can_pay(num_rows, on):
+    machine = on(Machine(lambda b: 1.0, draft_s=100.0))
+    target = tiny_target()
+    inputs = ragged([5] * num_rows)
+    with record_speculation() as report:
+        got = greedy(
+            target, **inputs, max_new_tokens=NUM_NEW, verification_policy="block", assistant_model=tiny_drafter(target)
+        )
+    assert torch.equal(got, greedy(target, **inputs, max_new_tokens=NUM_NEW))
+    assert report.num_drafted == 0
+    assert report.num_target_forwards == NUM_NEW
+    assert machine.asked[0] == (num_rows, 5)
+
+
+def test_drafts_are_made_where_steps_cost_nothing_more(on):
+    on(Machine(lambda b: 1.0))
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, 3)
+    oracle = OracleDrafter.for_target(target, whole, hit_rate=1.0)
+    with record_speculation() as report:
+        greedy(target, **inputs, max_new_tokens=NUM_NEW, verification_policy="block", assistant_model=oracle)
+    assert report.num_verified > 0.5 * report.num_drafted > 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_drafts_after_plain_rounds_are_those_of_one_that_drafts_always(num_rows, monkeypatch):
+    """The drafter has seen every committed token, also those of rounds without a draft."""
+    target = tiny_target(vocab_size=5, seed=3)
+    drafter = tiny_drafter(target)
+    inputs = ragged([5, 9, 7][:num_rows], vocab_size=5)
+    draft, seen = candidate_generator.draft_block, {}
+
+    def spy(drafter, hidden, base_logits, prefix, *args, **kwargs):
+        block = draft(drafter, hidden, base_logits, prefix, *args, **kwargs)
+        rows = [prefix[0]] if num_rows == 1 else [ids[:n] for ids, n in zip(prefix.ids, prefix.lengths, strict=True)]
+        for text, tokens in zip(rows, block.tokens.tolist(), strict=True):
+            seen.setdefault(tuple(text.tolist()), []).append(tokens)
+        return block
+
+    monkeypatch.setattr(candidate_generator, "draft_block", spy)
+    expected = greedy(target, **inputs, max_new_tokens=NUM_NEW, assistant_model=drafter)
+    rounds = []
+    monkeypatch.setattr(Scheduler, "wants_draft", lambda *args: rounds.append(1) or len(rounds) % 5 == 0)
+    with record_speculation() as report:
+        got = greedy(target, **inputs, max_new_tokens=NUM_NEW, assistant_model=drafter)
+    assert torch.equal(got, expected)
+    assert 0 < report.num_drafted < report.num_rounds * drafter.config.block_size
+    compared = [tokens for tokens in seen.values() if len(tokens) > 1]
+    assert len(compared) >= 3
+    for first, *others in compared:
+        for other in others:
+            num_slots = min(len(first), len(other))  # fewer near max_length
+            assert other[:num_slots] == first[:num_slots]
+
+
+def test_without_a_profile_a_named_policy_is_refused_and_a_default_gives_way(on, caplog):
+    on(None)
+    settings._warn_of_missing_costs.cache_clear()
+    target = tiny_target()
+    ids = random_ids(5)
+    with pytest.raises(
+        UnsupportedGenerationError, match="no throughput profile is at hand; make one with `dspark prof"
+    ):
+        greedy(target, ids, max_new_tokens=4, verification_policy="prefix", assistant_model=tiny_drafter(target))
+    drafter = tiny_drafter(target, verification_policy="block")
+    with record_speculation() as report:
+        greedy(target, ids, max_new_tokens=NUM_NEW, assistant_model=drafter)
+    assert report.num_verified == report.num_drafted > 0
+    assert "every draft is verified instead" in caplog.text
+
+
+def test_more_rows_than_were_measured_are_refused_or_verified_in_full(on, caplog):
+    on(Machine(lambda b: 1.0, max_rows=2))
+    settings._warn_of_missing_costs.cache_clear()
+    target = tiny_target()
+    inputs = ragged([5, 3, 4])
+    with pytest.raises(UnsupportedGenerationError, match="knows 1 to 2 rows, and this call has 3"):
+        greedy(target, **inputs, max_new_tokens=4, verification_policy="prefix", assistant_model=tiny_drafter(target))
+    drafter = tiny_drafter(target, verification_policy="block")
+    expected = greedy(target, **inputs, max_new_tokens=8)
+    assert torch.equal(greedy(target, **inputs, max_new_tokens=8, assistant_model=drafter), expected)
+    assert "knows 1 to 2 rows" in caplog.text
+
+
+@pytest.mark.parametrize("policy", sorted(COST_POLICIES))
+def test_transformers_own_loop_runs_them_too(policy, on, monkeypatch):
+    on(Machine(MACHINES["linear"]))
+    target, ids = tiny_target(), random_ids(7)
+    expected = greedy(target, ids, max_new_tokens=NUM_NEW)
+    told = []
+    observe = Scheduler.observe
+    monkeypatch.setattr(Scheduler, "observe", lambda self, *args: told.append(args[2:]) or observe(self, *args))
+    from dspark_hf.decoding import route
+
+    stock = route.GenerationMixin._assisted_decoding.__wrapped__
+    monkeypatch.setattr(route.GenerationMixin, "_assisted_decoding", stock)
+    drafter = OracleDrafter.for_target(target, greedy(target, ids, max_new_tokens=NUM_NEW + 8)[0], hit_rate=0.8)
+    got = greedy(target, ids, max_new_tokens=NUM_NEW, verification_policy=policy, assistant_model=drafter)
+    assert torch.equal(got, expected)
+    assert sum(lengths[0] for _, lengths in told) >= sum(accepted[0] for accepted, _ in told) > 0
