@@ -13,7 +13,7 @@ from .row_target import why_not_flat
 LAYOUTS = ("auto", "padded", "flat")
 
 # A stream pays when it holds at most this share of the grid's tokens: cutting and joining costs something.
-FLAT_SHARE = 0.8
+FLAT_SHARE = 0.95
 
 
 @dataclass(frozen=True)
