@@ -175,3 +175,52 @@ def test_a_compiled_batch_has_one_graph_for_each_width(num_rows):
                 assert torch.equal(got, plain)
     assert widths <= {1, 2, 3, 4, 8}
     assert len(graphs) == len(widths) > 1
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """A tiny target, arguments that compile it, the graphs that were compiled, and the widths that were run."""
+    graphs, widths, forward = [], set(), row_target.RowTarget.forward
+
+    def backend(graph, example_inputs, **options):
+        graphs.append(graph)
+        return graph.forward
+
+    def noted(self, tokens, *args, **kwargs):
+        widths.add(tokens.shape[1])
+        return forward(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(row_target.RowTarget, "forward", noted)
+    target = tiny_target(num_layers=2)
+    options = compiled_static_prompt(backend) | ragged([3, 7, 5]) | {"do_sample": False}
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        yield target, options | {"assistant_model": tiny_drafter(target, block_size=7)}, graphs, widths
+
+
+@pytest.mark.usefixtures("_no_compiled_code_is_left")
+def test_a_compiled_forward_changes_no_input_without_a_fixed_address(compiled):
+    target, options, graphs, _ = compiled
+    target.generate(**options, max_new_tokens=6)
+    nodes = list(graphs[0].graph.nodes)
+    written = [node.args[0] for node in nodes if node.op == "call_method" and node.target.endswith("_")]
+    assert len(written) == 4 and all(node.op == "placeholder" for node in written), "keys and values of two layers"
+    # What torch asks before it replays a CUDA graph.
+    assert all(node.meta["tensor_dict"]["_dynamo_static_input_type"] == "unguarded" for node in written)
+
+
+@pytest.mark.usefixtures("_no_compiled_code_is_left")
+def test_a_compiled_batch_that_verifies_all_has_one_width_to_the_end(compiled):
+    target, options, graphs, widths = compiled
+    plain = greedy(target, **ragged([3, 7, 5]), max_new_tokens=NUM_NEW)
+    assert torch.equal(target.generate(**options, max_new_tokens=NUM_NEW), plain)
+    assert widths == {8}
+    assert len(graphs) == 1
+
+
+@pytest.mark.usefixtures("_no_compiled_code_is_left")
+def test_texts_of_other_lengths_need_no_new_graph(compiled):
+    target, options, graphs, _ = compiled
+    for num_new in (20, 9, 14):
+        plain = greedy(target, **ragged([3, 7, 5]), max_new_tokens=num_new)
+        assert torch.equal(target.generate(**options, max_new_tokens=num_new), plain)
+    assert len(graphs) == 1

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import random_ids, tiny_target
 from transformers import DynamicCache
 from transformers.generation import logits_process as lp
 from transformers.generation.logits_process import LogitsProcessorList
@@ -17,6 +18,7 @@ from dspark_hf._compat import CACHE_KEY
 from dspark_hf.decoding.prefixes import Prefixes
 from dspark_hf.decoding.report import GenerateDSparkOutput
 from dspark_hf.decoding.row_processors import processors_for_rows
+from dspark_hf.decoding.row_target import RowTarget
 from dspark_hf.decoding.rows import join_rows, refuse_criteria, refuse_rows, split_rows
 from dspark_hf.decoding.stopping import RowStops
 
@@ -118,3 +120,13 @@ def test_criteria_that_end_a_batch_together_are_refused_for_rows_that_run_one_by
         refuse_criteria(StoppingCriteriaList([lambda ids, scores, **kwargs: ids[:, -1] == 3]))
     with pytest.raises(UnsupportedGenerationError, match="max_time would be used up"):
         refuse_criteria(StoppingCriteriaList([end, MaxTimeCriteria(60.0)]))
+
+
+@torch.no_grad()
+def test_tokens_on_the_host_are_brought_to_the_target():
+    target = RowTarget(tiny_target().to("meta"), 2, 8, {"output_hidden_states": [1]})
+    positions = torch.tensor([[0, 1, 2], [0, 1, 1]])
+    is_real = torch.tensor([[True, True, True], [True, True, False]])
+    outputs = target.forward(random_ids(6).view(2, 3), positions, is_real, num_columns=3)
+    assert outputs.logits.device.type == "meta"
+    assert outputs.logits.shape == (2, 3, 61)

@@ -175,6 +175,8 @@ class RowTarget:
         num_flat: int | None,
     ) -> RowOutputs:
         num_columns = min(num_columns, self._capacity)  # a row near the end drafts less
+        # Prompts may be on the host, as in plain generation; the loop then computes there.
+        tokens, positions, is_real = (part.to(self._model.device) for part in (tokens, positions, is_real))
         options: dict[str, Any] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
         inputs, columns, stream = (tokens, positions), torch.where(is_real, positions, self._capacity), None
         if num_flat is not None:

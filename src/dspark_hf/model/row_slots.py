@@ -56,6 +56,9 @@ class RowBuffer:
         if self._buffer is None:
             # Zeros: a hidden column still takes part in products, where NaN would spread.
             self._buffer = states.new_zeros(self._num_rows or rows, heads, self.capacity + 1, dim)
+            if not torch.compiler.is_compiling():
+                # As in transformers' static cache: CUDA graphs are skipped where they would change any other input.
+                torch._dynamo.mark_static_address(self._buffer)
         if slots.rows is not None:
             self._buffer[slots.rows, :, slots.columns[0]] = states[0].transpose(0, 1)
         else:
