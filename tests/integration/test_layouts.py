@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from batches import POLICIES, prefixes_of_one_text, ragged
+from batches import POLICIES, check_layout, prefixes_of_one_text, ragged
 from families import FAMILIES, NAMED_FAMILIES, OTHER_FAMILIES
 from target_builders import compiled_static_prompt, counting_backend
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
@@ -33,14 +33,7 @@ def streams(monkeypatch):
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["verification_policy"])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 17])
 def test_layouts_say_what_plain_batches_say(num_rows, policy, layout, streams):
-    target = tiny_target("llama")
-    whole, inputs = prefixes_of_one_text(target, num_rows)
-    for options in ({}, {"eos_token_id": list(range(3, 12)), "repetition_penalty": 1.3}):
-        common = {"max_new_tokens": NUM_NEW, "cache_implementation": "static"} | options
-        expected = greedy(target, **inputs, **common)
-        for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, whole, hit_rate=0.7)):
-            got = greedy(target, **inputs, **common, **policy, verification_layout=layout, assistant_model=drafter)
-            assert torch.equal(got, expected)
+    check_layout(tiny_target("llama"), num_rows, NUM_NEW, layout, **policy, cache_implementation="static")
     assert bool(streams) == (layout == "flat") or layout == "auto"
 
 
