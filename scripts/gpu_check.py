@@ -32,7 +32,7 @@ from transformers import AutoModel, AutoModelForCausalLM, CompileConfig, Qwen3Co
 
 from dspark_hf import DSparkConfig, record_speculation  # noqa: E402
 from dspark_hf.decoding import batch, loop, report  # noqa: E402
-from dspark_hf.decoding.accept import accept, accepted_lengths  # noqa: E402
+from dspark_hf.decoding.accept import accept, accepted_lengths, expected_tau  # noqa: E402
 from dspark_hf.decoding.types import Acceptance  # noqa: E402
 from dspark_hf.evaluation.provenance import collect_provenance, write_json  # noqa: E402
 
@@ -194,8 +194,8 @@ class Check:
             mark(clock, stage)
 
         with mock.patch.object(report.StageClock, "mark", mark_when_done), record_speculation() as told:
-            _, output = self._timed(generate)
-        # `rounds` counts those of every row; together they ran one forward each, after the prompt's.
+            generate()
+        # One forward for the prompt, and one for each round of all rows together.
         num_rounds = told.num_target_forwards - 1
         draft_ms, verify_ms = 1e3 * told.draft_s / num_rounds, 1e3 * told.verify_s / num_rounds
         round_ms = 1e3 * (told.total_s - told.prefill_s) / num_rounds
@@ -278,6 +278,7 @@ class Record:
             "settings": {key: str(value) if key == "output" else value for key, value in vars(arguments).items()},
             "target": {key: getattr(check.target.config, key) for key in QWEN3_4B},
             "planted_acceptance": ACCEPTANCE[arguments.domain],
+            "expected_tau": round(float(expected_tau(torch.tensor(ACCEPTANCE[arguments.domain]))), 3),
             "num_parameters": {"target": check.target.num_parameters(), "drafter": check.drafter.num_parameters()},
             "setup_s": round(elapsed_s(), 1),
         }
@@ -305,8 +306,9 @@ COLUMNS += ("graphs (without CUDA graph)", "peak, GiB", "status")
 HEADER = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 NOTES = (
     "Random weights and planted acceptance; tau counts the token of the target's own. Tokens/s: whole calls, prompt "
-    "included, without the first call, which compiles. The round's parts are timed in a call of their own, which waits "
-    "for the device after each stage. Flat is eager only: a stream has another number of tokens in each round.\n"
+    "included, without the first call, which compiles. Over plain: plain generate() on its static cache, compiled or "
+    "eager as the way itself. The round's parts are timed in a call of their own, which waits for the device after "
+    "each stage. Flat is eager only: a stream has another number of tokens in each round.\n"
 )
 
 
@@ -352,7 +354,7 @@ def _measure_within(check: Check, way: Way, size: int, result: Result, limit_s: 
             check.measure(way, size, result)
         return
     except TimeUp:
-        result.status = f"stopped at its limit of {limit_s:.0f} s"
+        result.status = f"stopped at its limit of {limit_s:g} s"
     except torch.OutOfMemoryError:
         result.status = "failed: out of memory"
     except Exception as error:
@@ -369,19 +371,22 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--batch-size", type=int, action="append", help="may be repeated; default 1, 4, 16, 64, 128")
-    parser.add_argument("--prompt-tokens", type=int, default=128, help="of the longest prompt of a batch")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=2, help="timed calls of each configuration")
+    parser.add_argument("--prompt-tokens", type=int, help="of the longest prompt of a batch; default 128")
+    parser.add_argument("--new-tokens", type=int, help="default 96")
+    parser.add_argument("--repeats", type=int, default=1, help="timed calls of each configuration")
     parser.add_argument("--domain", choices=sorted(ACCEPTANCE), default="code", help="whose acceptance is planted")
     parser.add_argument("--sample", action="store_true", help="temperature 1 in place of greedy")
     parser.add_argument("--no-compile", action="store_true", help="eager configurations only")
     parser.add_argument("--cpu-backend", default="eager", help="of torch.compile where there is no CUDA")
     parser.add_argument("--budget-s", type=float, default=240.0, help="for everything, imports and models included")
     parser.add_argument("--limit-s", type=float, default=80.0, help="for one configuration, compilation included")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
+    parser.add_argument("--tiny", action="store_true", help="to try the script: a tiny shape, and less of it")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    arguments.batch_size = arguments.batch_size or [1, 4, 16, 64, 128]
+    batch_sizes, prompt_tokens, new_tokens = ([1, 3], 16, 24) if arguments.tiny else ([1, 4, 16, 64, 128], 128, 96)
+    arguments.batch_size = arguments.batch_size or batch_sizes
+    arguments.prompt_tokens = arguments.prompt_tokens or prompt_tokens
+    arguments.new_tokens = arguments.new_tokens or new_tokens
     arguments.output.mkdir(parents=True, exist_ok=True)
     check = Check(arguments)
     record = Record(check)

@@ -6,6 +6,7 @@
 #
 #   here                bash scripts/gpu_check.sh wheels gpu_parts/wheels        downloads them, once
 #   on the GPU machine  bash scripts/gpu_check.sh run "$OUT" gpu_parts/wheels    (allow 300 s)
+#                       bash scripts/gpu_check.sh test "$OUT" gpu_parts/wheels   the tests marked `gpu`
 #
 # Results are written after each configuration, so OUT holds what was reached whenever this ends.
 set -euo pipefail
@@ -14,11 +15,12 @@ usage() {
   cat <<'TEXT'
 usage: gpu_check.sh wheels FOLDER                  download wheels of transformers and of what it needs to FOLDER
        gpu_check.sh run OUT [WHEELS] [OPTION...]   measure; OPTIONs are those of gpu_check.py, e.g. --no-compile
+       gpu_check.sh test OUT [WHEELS] [OPTION...]  the tests that need a GPU; OPTIONs are those of pytest, e.g. -x
                                                    without WHEELS $PYTHON runs with the packages that it has
 
 Environment:
-  wheels  PYTHON=python3  TARGET_PYTHON=3.12
-  run     PYTHON=python3  LIMIT_S=280 in all, the environment included; GRACE_S=10 to stop in
+  wheels     PYTHON=python3  TARGET_PYTHON=3.12
+  run, test  PYTHON=python3  LIMIT_S=280 in all, the environment included; GRACE_S=10 to stop in
 TEXT
 }
 
@@ -29,7 +31,7 @@ PYTHON=${PYTHON:-python3}
 # own fit together and to its driver.
 WHEELS="transformers tokenizers safetensors huggingface_hub hf-xet accelerate typer rich click shellingham
   annotated-doc markdown-it-py mdurl Pygments httpx2 httpcore2 truststore anyio idna h11 certifi filelock fsspec
-  packaging psutil PyYAML regex typing_extensions tqdm"
+  packaging psutil PyYAML regex typing_extensions tqdm pytest pytest-timeout pluggy iniconfig"
 
 # Packages of the image that transformers would import because they are there; made for another transformers they may
 # fail to load.
@@ -77,9 +79,9 @@ environment() { # FOLDER WHEELS
   echo "$venv/bin/python"
 }
 
-run() {
-  local out=$1 wheels="" python=$PYTHON left status=0
-  shift
+run() { # check|test OUT [WHEELS] [OPTION...]
+  local what=$1 out=$2 wheels="" python=$PYTHON left status=0 command
+  shift 2
   if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
     wheels=$1
     shift
@@ -93,16 +95,23 @@ run() {
   left=$((${LIMIT_S:-280} - SECONDS))
   [ "$left" -gt 0 ] || die "no time is left of ${LIMIT_S:-280} s"
   export PYTHONPATH=$ROOT/src PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-  timeout --signal=INT --kill-after="${GRACE_S:-10}" "$left" "$python" "$ROOT/scripts/gpu_check.py" --output "$out" \
-    "$@" 2>&1 | tee "$out/gpu_check.log" || status=$?
-  echo "gpu_check.sh: $SECONDS s, exit code $status; results in $out" | tee -a "$out/gpu_check.log"
+  command=("$ROOT/scripts/gpu_check.py" --output "$out")
+  [ "$what" = check ] || command=(-m pytest -q -c "$ROOT/pyproject.toml" --rootdir "$ROOT" -p no:cacheprovider -m gpu
+    "$ROOT/tests/gpu")
+  timeout --signal=INT --kill-after="${GRACE_S:-10}" "$left" "$python" "${command[@]}" "$@" 2>&1 |
+    tee "$out/gpu_$what.log" || status=$?
+  echo "gpu_check.sh: $SECONDS s, exit code $status; results in $out" | tee -a "$out/gpu_$what.log"
   return "$status"
 }
 
 case "${1:-}:$#" in
   wheels:2) wheels "$2" ;;
-  run:1) usage >&2 && exit 2 ;;
-  run:*) run "${@:2}" ;;
+  run:1 | test:1)
+    usage >&2
+    exit 2
+    ;;
+  run:*) run check "${@:2}" ;;
+  test:*) run test "${@:2}" ;;
   -h:1 | --help:1 | help:1) usage ;;
   *)
     usage >&2
