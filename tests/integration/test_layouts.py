@@ -11,6 +11,7 @@ from dspark_hf import UnsupportedGenerationError
 from dspark_hf.decoding import row_target
 from dspark_hf.decoding.batch import BatchRun
 from dspark_hf.model.row_attention import RowStream
+from dspark_hf.model.row_slots import COLUMN_STEP, RowSlots
 
 NUM_NEW = 16
 
@@ -35,6 +36,22 @@ def streams(monkeypatch):
 def test_layouts_say_what_plain_batches_say(num_rows, policy, layout, streams):
     check_layout(tiny_target("llama"), num_rows, NUM_NEW, layout, **policy, cache_implementation="static")
     assert bool(streams) == (layout == "flat") or layout == "auto"
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_forwards_look_at_few_different_numbers_of_columns(layout, monkeypatch):
+    seen = set()
+
+    def noted(columns, num_columns, rows=None):
+        seen.add(num_columns)
+        return RowSlots(columns, num_columns, rows)
+
+    monkeypatch.setattr(row_target, "RowSlots", noted)
+    target = tiny_target()
+    inputs = ragged([3, 9, 5])
+    options = {"max_new_tokens": 141, "verification_layout": layout, "assistant_model": tiny_drafter(target)}
+    assert torch.equal(greedy(target, **inputs, **options), greedy(target, **inputs, max_new_tokens=141))
+    assert seen == {COLUMN_STEP, 2 * COLUMN_STEP, 150}
 
 
 def test_a_stream_is_chosen_where_it_saves_enough(streams):

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
 from .._compat import TargetModel
-from ..model.row_slots import RowContextCache, RowSlots, attention_mask_for
+from ..model.row_slots import RowContextCache, RowSlots, attention_mask_for, columns_to_see
 from ..modeling_dspark import DSparkDraftModel
 from .candidate_generator import CONTEXT_CHUNK_TOKENS, DSparkCandidateGenerator
 from .prefixes import Prefixes
@@ -113,7 +113,7 @@ class RowDrafter(DSparkCandidateGenerator):
             features, context_positions, is_context = new
             all_positions = torch.cat([context_positions, positions], dim=1)
             is_real = torch.cat([is_context, is_real], dim=1)
-        num_columns = max_context + num_block
+        num_columns = columns_to_see(max_context + num_block, self._rows.capacity)
         self._rows.slots = RowSlots.of(all_positions, is_real, self._rows.capacity, num_columns)
         is_seen = torch.arange(num_columns, device=device) < starts + num_block
         outputs = self._drafter(

@@ -12,6 +12,15 @@ from torch import Tensor
 
 from .context_cache import DraftContextCache
 
+# Columns that a forward looks at come in multiples of this: CUDA kernels copy masks that are not aligned, and cuDNN,
+# which torch prefers on Hopper, spends tens of milliseconds on each number of columns that is new to it.
+COLUMN_STEP = 64
+
+
+def columns_to_see(num_columns: int, capacity: int) -> int:
+    """At least `num_columns`, at most `capacity`, and few different numbers; the mask hides what is too much."""
+    return min(-(-num_columns // COLUMN_STEP) * COLUMN_STEP, capacity)
+
 
 @dataclass(frozen=True)
 class RowSlots:
