@@ -52,9 +52,7 @@ def main() -> None:
     )
     print(f"rounds {len(rounds)}, rows {size}, prompt {ids.shape[1]} tokens, capacity {ids.shape[1] + last + 10}")
     halves = [(samples[end] - samples[start]) / MIB for start, end in ((first, middle), (middle, last))]
-    print(
-        f"grown by {halves[0]:.2f} MiB over the first half of {arguments.rounds} rounds, {halves[1]:.2f} over the second"
-    )
+    print(f"grown by {halves[0]:.2f} MiB in the first half of {arguments.rounds} rounds, {halves[1]:.2f} in the second")
     parts = {"weights": weights, **_parts(target, drafter, size, ids.shape[1], ids.shape[1] + last + 10)}
     for name, num_bytes in parts.items():
         print(f"{name:>28} {num_bytes / MIB:8.1f} MiB")

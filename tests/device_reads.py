@@ -17,6 +17,15 @@ SHAPES = {"nonzero", "masked_select", "unique", "isin", "argwhere", "bincount"}
 # What C++ calls for item(), bool() and the like, also on tensors that are none of ours; and shapes by values.
 DISPATCHED = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "is_nonzero"}
 
+# Arguments of generate() under which a round is read once.
+READ_ONCE = [
+    {"do_sample": False},
+    {"do_sample": False, "eos_token_id": list(range(3, 9))},
+    {"do_sample": True, "top_k": 20, "temperature": 0.9, "top_p": 0.9},
+    {"do_sample": False, "verification_layout": "flat"},
+    {"do_sample": False, "verification_layout": "padded"},
+]
+
 NOTED: list[str] = []
 
 

@@ -24,6 +24,7 @@ from dspark_hf.model.draft_vocab import offsets_of
 
 VOCAB = 5
 NUM_NEW = 4
+NUM_DRAWS = 4000
 PROMPT = random_ids(6, vocab_size=VOCAB)
 LEVEL = 1e-3  # false alarms of a whole file, shared among its tests
 CAUGHT = 1e-6  # a planted bias must reach this
@@ -198,6 +199,28 @@ def generated_p_value(target, drafter, options, num_draws, seed, *, joint=None, 
     joint = exact_law(target, options) if joint is None else joint
     assert all(tokens in joint for tokens in counts), "a sequence of probability 0 was drawn"
     return p_value(drafted_part(counts), drafted_part(joint))
+
+
+# -- through one call of generate(), the draws side by side ----------------------------------------------------------
+
+
+def draws(target, drafter, options, seed, **knobs):
+    """New tokens int64 `[NUM_DRAWS, NUM_NEW]` of one call."""
+    torch.manual_seed(seed)
+    output = target.generate(
+        PROMPT.to(target.device), assistant_model=drafter, num_return_sequences=NUM_DRAWS, **arguments(options) | knobs
+    )
+    return output[:, PROMPT.shape[1] :].cpu()
+
+
+def law_p_value(target, drafter, options, seed, *, joint=None, **knobs):
+    """Chi-square of the texts, cut at the end token, against the exact law."""
+    eos = options.get("eos_token_id")
+    counts = Counter()
+    for tokens in draws(target, drafter, options, seed, **knobs).tolist():
+        end = tokens.index(eos) + 1 if eos in tokens else len(tokens)
+        counts[tuple(tokens[:end])] += 1
+    return p_value(counts, exact_law(target, options) if joint is None else joint)
 
 
 # -- through the stages ---------------------------------------------------------------------------------------------

@@ -4,18 +4,7 @@ import pytest
 import torch
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _exact_matmul():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("ids_device", ["cuda", "cpu"])

@@ -3,8 +3,6 @@
 One call of generate() with `num_return_sequences` draws thousands of texts of one prompt.
 """
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -12,12 +10,11 @@ from sampled_law import (
     CAUGHT,
     HEADS,
     LEVEL,
+    NUM_DRAWS,
     OPTIONS,
-    PROMPT,
     VOCAB,
-    arguments,
-    exact_law,
-    p_value,
+    draws,
+    law_p_value,
     small_drafter,
     small_target,
 )
@@ -29,7 +26,6 @@ from dspark_hf.decoding import batch as batch_module
 from dspark_hf.decoding import draft as draft_module
 from dspark_hf.decoding import target_refusals
 
-NUM_DRAWS = 4000
 QUICK = ["temperature_1", "top_k", "repetition_penalty", "min_new_tokens", "temperature+top_k+top_p"]
 NUM_TESTS = len(OPTIONS) * len(HEADS) + 20  # that share one level
 
@@ -37,25 +33,6 @@ NUM_TESTS = len(OPTIONS) * len(HEADS) + 20  # that share one level
 @pytest.fixture(scope="module")
 def target():
     return small_target()
-
-
-def draws(target, drafter, options, seed, **knobs):
-    """New tokens int64 `[NUM_DRAWS, NUM_NEW]` of one call."""
-    torch.manual_seed(seed)
-    output = target.generate(
-        PROMPT, assistant_model=drafter, num_return_sequences=NUM_DRAWS, **arguments(options) | knobs
-    )
-    return output[:, PROMPT.shape[1] :]
-
-
-def law_p_value(target, drafter, options, seed, **knobs):
-    """Chi-square of the texts, cut at the end token, against the exact law."""
-    eos = options.get("eos_token_id")
-    counts = Counter()
-    for tokens in draws(target, drafter, options, seed, **knobs).tolist():
-        end = tokens.index(eos) + 1 if eos in tokens else len(tokens)
-        counts[tuple(tokens[:end])] += 1
-    return p_value(counts, exact_law(target, options))
 
 
 def drafter_of(target, head, reduced):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from batches import POLICIES, prefixes_of_one_text, ragged
+from batches import POLICIES, check_plain_and_solo, prefixes_of_one_text, ragged, together
 from families import FAMILIES, NAMED_FAMILIES, OTHER_FAMILIES
 from tiny import OracleDrafter, greedy, tiny_drafter, tiny_target
 from transformers.generation.stopping_criteria import StoppingCriteria
@@ -13,33 +13,11 @@ from dspark_hf.decoding import batch as batch_module
 NUM_NEW = 20
 
 
-def together(target, drafter, inputs, **options):
-    """Greedy generation with a drafter; raises unless the rows shared their forwards."""
-    with record_speculation() as report:
-        output = target.generate(**inputs, do_sample=False, assistant_model=drafter, **options)
-    num_rows = inputs["input_ids"].shape[0]
-    assert report.num_calls == num_rows
-    assert report.num_target_forwards < report.num_rounds + num_rows or num_rows == 1
-    return output
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["verification_policy"])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 17])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_rows_say_what_plain_batches_and_solo_runs_say(kind, num_rows, policy):
-    target = tiny_target(kind)
-    inputs = ragged([3 + 5 * row % 11 for row in range(num_rows)])
-    expected = greedy(target, **inputs, max_new_tokens=NUM_NEW)
-    for drafter in (
-        tiny_drafter(target),
-        tiny_drafter(target, markov_head_type="rnn"),
-        tiny_drafter(target, draft_vocab_size=40),
-    ):
-        assert torch.equal(together(target, drafter, inputs, max_new_tokens=NUM_NEW, **policy), expected)
-    for row in range(num_rows):
-        ids = inputs["input_ids"][row : row + 1, inputs["attention_mask"][row] == 1]
-        solo = greedy(target, ids, max_new_tokens=NUM_NEW)
-        assert torch.equal(solo[0, ids.shape[1] :], expected[row, -NUM_NEW:])
+    check_plain_and_solo(tiny_target(kind), num_rows, NUM_NEW, **policy)
 
 
 @pytest.mark.parametrize("hit_rate", [0.5, 0.8, 1.0])

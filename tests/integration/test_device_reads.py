@@ -3,7 +3,7 @@
 import device_reads
 import pytest
 import torch
-from device_reads import DeviceTensor, counting, put_on_device
+from device_reads import READ_ONCE, DeviceTensor, counting, put_on_device
 from tiny import random_ids, tiny_drafter, tiny_target
 from transformers.generation.logits_process import LogitsProcessor
 
@@ -40,17 +40,7 @@ def notes_of_rounds(monkeypatch, **options):
     return rounds, output, {"input_ids": ids, "attention_mask": mask, "pad_token_id": 0, "max_new_tokens": 20}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"do_sample": False},
-        {"do_sample": False, "eos_token_id": list(range(3, 9))},
-        {"do_sample": True, "top_k": 20, "temperature": 0.9, "top_p": 0.9},
-        {"do_sample": False, "verification_layout": "flat"},
-        {"do_sample": False, "verification_layout": "padded"},
-    ],
-    ids=lambda options: "_".join(f"{key}={value}" for key, value in options.items())[:50],
-)
+@pytest.mark.parametrize("options", READ_ONCE, ids=str)
 def test_a_round_is_read_once_and_sent_nothing(monkeypatch, options):
     monkeypatch.setattr("dspark_hf.decoding.batch.COMPACT_SHARE", 2.0)
     rounds, output, inputs = notes_of_rounds(monkeypatch, **options)

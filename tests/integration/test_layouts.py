@@ -1,16 +1,19 @@
 """Padded grids and flat streams say the same, also on the static cache of one row, and compiled in few shapes."""
 
+import operator
+
 import pytest
 import torch
-from batches import POLICIES, prefixes_of_one_text, ragged
+from batches import POLICIES, check_layout, prefixes_of_one_text, ragged
 from families import FAMILIES, NAMED_FAMILIES, OTHER_FAMILIES
 from target_builders import compiled_static_prompt, counting_backend
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 
 from dspark_hf import UnsupportedGenerationError
-from dspark_hf.decoding import row_target
+from dspark_hf.decoding import row_drafter, row_target
 from dspark_hf.decoding.batch import BatchRun
 from dspark_hf.model.row_attention import RowStream
+from dspark_hf.model.row_slots import COLUMN_STEP, columns_to_see
 
 NUM_NEW = 16
 
@@ -33,15 +36,27 @@ def streams(monkeypatch):
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["verification_policy"])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 17])
 def test_layouts_say_what_plain_batches_say(num_rows, policy, layout, streams):
-    target = tiny_target("llama")
-    whole, inputs = prefixes_of_one_text(target, num_rows)
-    for options in ({}, {"eos_token_id": list(range(3, 12)), "repetition_penalty": 1.3}):
-        common = {"max_new_tokens": NUM_NEW, "cache_implementation": "static"} | options
-        expected = greedy(target, **inputs, **common)
-        for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, whole, hit_rate=0.7)):
-            got = greedy(target, **inputs, **common, **policy, verification_layout=layout, assistant_model=drafter)
-            assert torch.equal(got, expected)
+    check_layout(tiny_target("llama"), num_rows, NUM_NEW, layout, **policy, cache_implementation="static")
     assert bool(streams) == (layout == "flat") or layout == "auto"
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_forwards_look_at_few_different_numbers_of_columns(layout, monkeypatch):
+    """As on an accelerator, for target and drafter."""
+    seen = set()
+
+    def noted(num_columns, capacity, device):
+        seen.add(columns_to_see(num_columns, capacity, torch.device("cuda")))
+        return columns_to_see(num_columns, capacity, torch.device("cuda"))
+
+    monkeypatch.setattr(row_target, "columns_to_see", noted)
+    monkeypatch.setattr(row_drafter, "columns_to_see", noted)
+    target = tiny_target()
+    inputs = ragged([3, 9, 5])
+    drafter = tiny_drafter(target)
+    options = {"max_new_tokens": 141, "verification_layout": layout, "assistant_model": drafter}
+    assert torch.equal(greedy(target, **inputs, **options), greedy(target, **inputs, max_new_tokens=141))
+    assert seen == {COLUMN_STEP, 2 * COLUMN_STEP, 150, 150 + drafter.config.block_size}
 
 
 def test_a_stream_is_chosen_where_it_saves_enough(streams):
@@ -175,3 +190,52 @@ def test_a_compiled_batch_has_one_graph_for_each_width(num_rows):
                 assert torch.equal(got, plain)
     assert widths <= {1, 2, 3, 4, 8}
     assert len(graphs) == len(widths) > 1
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """A tiny target, arguments that compile it, the graphs that were compiled, and the widths that were run."""
+    graphs, widths, forward = [], set(), row_target.RowTarget.forward
+
+    def backend(graph, example_inputs, **options):
+        graphs.append(graph)
+        return graph.forward
+
+    def noted(self, tokens, *args, **kwargs):
+        widths.add(tokens.shape[1])
+        return forward(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(row_target.RowTarget, "forward", noted)
+    target = tiny_target(num_layers=2)
+    options = compiled_static_prompt(backend) | ragged([3, 7, 5]) | {"do_sample": False}
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        yield target, options | {"assistant_model": tiny_drafter(target, block_size=7)}, graphs, widths
+
+
+@pytest.mark.usefixtures("_no_compiled_code_is_left")
+def test_a_compiled_forward_changes_no_input_without_a_fixed_address(compiled):
+    target, options, graphs, _ = compiled
+    target.generate(**options, max_new_tokens=6)
+    nodes = list(graphs[0].graph.nodes)
+    written = [node.args[0] for node in nodes if node.target is operator.setitem]
+    assert len(written) == 4 and all(node.op == "placeholder" for node in written), "keys and values of two layers"
+    # What torch asks before it replays a CUDA graph.
+    assert all(node.meta["tensor_dict"]["_dynamo_static_input_type"] == "unguarded" for node in written)
+
+
+@pytest.mark.usefixtures("_no_compiled_code_is_left")
+def test_a_compiled_batch_that_verifies_all_has_one_width_to_the_end(compiled):
+    target, options, graphs, widths = compiled
+    plain = greedy(target, **ragged([3, 7, 5]), max_new_tokens=NUM_NEW)
+    assert torch.equal(target.generate(**options, max_new_tokens=NUM_NEW), plain)
+    assert widths == {8}
+    assert len(graphs) == 1
+
+
+@pytest.mark.usefixtures("_no_compiled_code_is_left")
+def test_texts_of_other_lengths_need_no_new_graph(compiled):
+    target, options, graphs, _ = compiled
+    for num_new in (20, 9, 14):
+        plain = greedy(target, **ragged([3, 7, 5]), max_new_tokens=num_new)
+        assert torch.equal(target.generate(**options, max_new_tokens=num_new), plain)
+    assert len(graphs) == 1

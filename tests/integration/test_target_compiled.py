@@ -19,8 +19,8 @@ def test_a_compiled_static_cache_needs_no_new_graphs_for_later_calls():
     drafter = tiny_drafter(target)
     options = {"do_sample": False, "max_length": 40} | compiled_static_prompt(backend)
     options.pop("input_ids")
-    for length in (5, 9):  # the second length makes the sizes symbols
-        target.generate(random_ids(length), **options, assistant_model=drafter)
+    for length, num_drafts in ((5, 4), (9, 2)):  # the second number of drafts makes the sizes symbols
+        target.generate(random_ids(length), **options, assistant_model=drafter, num_assistant_tokens=num_drafts)
     num_graphs = len(graphs)
     assert num_graphs > 0
     for length in (3, 14):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import random_ids, tiny_target
 from transformers import DynamicCache
 from transformers.generation import logits_process as lp
 from transformers.generation.logits_process import LogitsProcessorList
@@ -18,8 +19,10 @@ from dspark_hf.decoding.prefixes import Prefixes
 from dspark_hf.decoding.report import GenerateDSparkOutput
 from dspark_hf.decoding.row_processors import processors_for_rows
 from dspark_hf.decoding.row_state import RowCounts
+from dspark_hf.decoding.row_target import RowTarget
 from dspark_hf.decoding.rows import join_rows, refuse_criteria, refuse_rows, split_rows
 from dspark_hf.decoding.stopping import RowStops
+from dspark_hf.model.row_slots import columns_to_see
 
 
 def output(ids, hidden):
@@ -139,3 +142,19 @@ def test_counts_of_rows_are_those_of_rounds_counted_one_by_one():
             assert getattr(got[row], name) == counted + [0] * (3 - len(counted))
             setattr(expected[row], name, getattr(got[row], name))
     assert got == expected
+
+
+@torch.no_grad()
+def test_tokens_on_the_host_are_brought_to_the_target():
+    target = RowTarget(tiny_target().to("meta"), 2, 8, {"output_hidden_states": [1]})
+    positions = torch.tensor([[0, 1, 2], [0, 1, 1]])
+    is_real = torch.tensor([[True, True, True], [True, True, False]])
+    outputs = target.forward(random_ids(6).view(2, 3), positions, is_real, num_columns=3)
+    assert outputs.logits.device.type == "meta"
+    assert outputs.logits.shape == (2, 3, 61)
+
+
+def test_an_accelerator_sees_columns_in_few_numbers_and_a_cpu_exactly_those_in_use():
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert [columns_to_see(n, 1000, cuda) for n in (1, 64, 65, 990)] == [64, 64, 128, 1000]
+    assert [columns_to_see(n, 1000, cpu) for n in (1, 65, 1200)] == [1, 65, 1000]

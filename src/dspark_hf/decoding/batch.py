@@ -15,7 +15,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from .._compat import TargetModel
+from .._compat import CACHE_KEY, TargetModel
 from ..model.row_attention import attending_by_rows
 from ..modeling_dspark import DSparkDraftModel
 from .accept import accept
@@ -60,7 +60,8 @@ class BatchRun:
         self._model = model
         num_rows, length = input_ids.shape
         mask = model_kwargs.get("attention_mask")
-        self._is_real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+        ones = torch.ones_like(input_ids, dtype=torch.bool)
+        self._is_real = ones if mask is None else mask.to(device=ones.device, dtype=torch.bool)
         self._max_length: int = generation_config.max_length
         self._config = generation_config
         self._do_sample = bool(generation_config.do_sample)
@@ -70,9 +71,20 @@ class BatchRun:
         compiles = model._valid_auto_compile_criteria(model_kwargs, generation_config)
         compiled = model.get_compiled_call(generation_config.compile_config) if compiles else None
         captured = self._generator.model_kwargs_overrides
-        self._target = RowTarget(model, num_rows, self._max_length, captured, compiled)
+        capacity = self._max_length
+        if compiles:
+            # The cache that generate() prepared is as long as that of the longest call before, so that texts of other
+            # lengths need no new graph; it has no place for the last token, which is never run.
+            capacity = max(capacity, model_kwargs[CACHE_KEY].get_max_length() + 1)
+        self._target = RowTarget(model, num_rows, capacity, captured, compiled)
         num_slots = self._generator.num_draft_tokens
-        self._layouts = LayoutChooser(model, generation_config, is_compiled=compiles, num_slots=num_slots)
+        self._layouts = LayoutChooser(
+            model,
+            generation_config,
+            is_compiled=compiles,
+            num_slots=num_slots,
+            verifies_all=self._generator.scheduler.verifies_all,
+        )
         self._stops = RowStops(stopping_criteria, input_ids.device)
         self._state = RowState(input_ids.new_full((num_rows,), length), self._is_real.sum(dim=1))
         num_real = self._state.num_real.tolist()

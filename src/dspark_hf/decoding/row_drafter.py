@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
 from .._compat import TargetModel
-from ..model.row_slots import RowContextCache, RowSlots, attention_mask_for
+from ..model.row_slots import RowContextCache, RowSlots, attention_mask_for, columns_to_see
 from ..modeling_dspark import DSparkDraftModel
 from .candidate_generator import CONTEXT_CHUNK_TOKENS, DSparkCandidateGenerator
 from .prefixes import Prefixes
@@ -112,22 +112,22 @@ class RowDrafter(DSparkCandidateGenerator):
             features, context_positions, is_context = self._take_new()
             all_positions = torch.cat([context_positions, positions], dim=1)
             is_real = torch.cat([is_context, is_real], dim=1)
-        num_columns = max_context + num_block
+        num_columns = columns_to_see(max_context + num_block, self._rows.capacity, device)
         self._rows.slots = RowSlots.of(all_positions, is_real, self._rows.capacity, num_columns)
         outputs = self._drafter(
             inputs_embeds=self._drafter.embed(block_ids, self._embedding),
             position_ids=positions,
             context_features=features,
             context_position_ids=context_positions,
-            attention_mask=self._mask(starts + num_block, num_block, num_columns),
+            attention_mask=self._mask(starts + num_block, num_block, num_columns, max_context + num_block),
             cache=self._rows,
         )
         hidden: Tensor = outputs.last_hidden_state
         return hidden
 
-    def _mask(self, num_seen: Tensor, num_block: int, num_columns: int) -> Tensor | None:
-        """Each row sees its first `num_seen` `[rows, 1]` columns; None for one row, which sees them all."""
-        if len(num_seen) == 1:
+    def _mask(self, num_seen: Tensor, num_block: int, num_columns: int, most_seen: int) -> Tensor | None:
+        """Each row sees its first `num_seen` `[rows, 1]` columns; None for one row that sees them all."""
+        if len(num_seen) == 1 and num_columns == most_seen:
             return None
         is_seen = torch.arange(num_columns, device=num_seen.device) < num_seen
         return attention_mask_for(

@@ -37,13 +37,20 @@ class LayoutChooser:
     Args:
         is_compiled: The target's forward is compiled, so that widths come from a small fixed set.
         num_slots: Most drafts of a round.
+        verifies_all: No policy shortens drafts, so that only the last rounds would have another width.
 
     Raises:
         UnsupportedGenerationError: `verification_layout` is no layout, or "flat" where rows cannot be one stream.
     """
 
     def __init__(
-        self, model: TargetModel, generation_config: GenerationConfig, *, is_compiled: bool, num_slots: int
+        self,
+        model: TargetModel,
+        generation_config: GenerationConfig,
+        *,
+        is_compiled: bool,
+        num_slots: int,
+        verifies_all: bool,
     ) -> None:
         asked = getattr(generation_config, "verification_layout", None) or "auto"
         if asked not in LAYOUTS:
@@ -58,8 +65,10 @@ class LayoutChooser:
             )
         self._always_flat = asked == "flat"
         self._may_be_flat = asked != "padded" and reason is None and not is_compiled
-        # Tokens per row that a compiled forward sees: powers of two, and all.
-        self._widths = sorted({0, num_slots, *(2**i - 1 for i in range(1, num_slots.bit_length()))})
+        # Of a compiled forward, which sees powers of two tokens a row, or all. One width where shorter rounds are few:
+        # each more is compiled for longer than it can save.
+        shorter = () if verifies_all else (0, *(2**i - 1 for i in range(1, num_slots.bit_length())))
+        self._widths = sorted({num_slots, *shorter})
         self._is_compiled = is_compiled
 
     def grid_of_prompts(self, is_real: Tensor, num_real: int) -> int | None:

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 from .._compat import CACHE_KEY, TargetModel
 from ..model.row_attention import NAME as ROW_ATTENTION
 from ..model.row_attention import RowStream, streaming, takes_rows
-from ..model.row_slots import RowBuffer, RowSlots, attention_mask_for
+from ..model.row_slots import RowBuffer, RowSlots, attention_mask_for, columns_to_see
 
 _NEEDED_ARGUMENTS = ("position_ids", "attention_mask", CACHE_KEY)
 
@@ -174,7 +174,9 @@ class RowTarget:
         num_logits: int,
         num_flat: int | None,
     ) -> RowOutputs:
-        num_columns = min(num_columns, self._capacity)  # a row near the end drafts less
+        num_columns = columns_to_see(num_columns, self._capacity, self._model.device)
+        # Prompts may be on the host, as in plain generation; the loop then computes there.
+        tokens, positions, is_real = (part.to(self._model.device) for part in (tokens, positions, is_real))
         options: dict[str, Any] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
         inputs, stream = (tokens, positions), None
         if num_flat is None:

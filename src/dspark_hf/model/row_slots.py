@@ -12,6 +12,19 @@ from torch import Tensor
 
 from .context_cache import DraftContextCache
 
+# Columns that a forward looks at come in multiples of this: CUDA kernels copy masks that are not aligned, and cuDNN,
+# which torch prefers on Hopper, spends tens of milliseconds on each number of columns that is new to it.
+COLUMN_STEP = 64
+
+
+def columns_to_see(num_columns: int, capacity: int, device: torch.device) -> int:
+    """At least `num_columns`, at most `capacity`; few different numbers, except on a CPU, where exact is quickest.
+
+    The mask hides what is too much.
+    """
+    step = 1 if device.type == "cpu" else COLUMN_STEP
+    return min(-(-num_columns // step) * step, capacity)
+
 
 @dataclass(frozen=True)
 class RowSlots:
@@ -57,6 +70,9 @@ class RowBuffer:
         if self._buffer is None:
             # Zeros: a hidden column still takes part in products, where NaN would spread.
             self._buffer = states.new_zeros(self._num_rows or rows, heads, self.capacity + 1, dim)
+            if not torch.compiler.is_compiling():
+                # As in transformers' static cache: CUDA graphs are skipped where they would change any other input.
+                torch._dynamo.mark_static_address(self._buffer)
         # Ten times quicker than scatter_ on a CPU.
         self._buffer[slots.rows, :, slots.columns] = states.transpose(1, 2)
         return self._buffer[:, :, : slots.num_columns]
