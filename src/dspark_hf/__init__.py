@@ -25,6 +25,7 @@ with _compat.naming_the_version():
     from .decoding.report import SpeculationReport, record_speculation
     from .decoding.route import install, uninstall
     from .errors import (
+        CalibrationError,
         CheckpointFormatError,
         DSparkConfigError,
         DSparkError,
@@ -42,6 +43,7 @@ if typing.TYPE_CHECKING:
     from .training.trainer import DSparkTrainer
 
 __all__ = [
+    "CalibrationError",
     "CheckpointFormatError",
     "DSparkCandidateGenerator",
     "DSparkConfig",

@@ -14,6 +14,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from .._compat import TargetModel
 from ..modeling_dspark import DSparkDraftModel
 from .accept import accept_greedy, accept_sampled
+from .observers import RoundTeller
 from .prefixes import Prefixes
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
 from .row_drafter import RowDrafter
@@ -91,6 +92,7 @@ class BatchRun:
         self._ids = self._texts  # of the rows in the caches
         self.report = SpeculationReport()
         self._clock = StageClock(self.report)
+        self._teller = RoundTeller()
 
     def run(self, input_ids: Tensor) -> GenerateDSparkOutput | Tensor:
         """Generate until every row has ended."""
@@ -272,6 +274,9 @@ class BatchRun:
 
     def _count(self, took_part: list[_Row], proposal: Proposal | None, facts: list[list[int]]) -> None:
         num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
+        places = [r for r, row in enumerate(self._rows) if row in took_part]
+        accepted, verified = ([facts[i][r] for r in places] for i in (0, 3))
+        self._teller.tell(proposal, places, [self._rows[r].index for r in places], verified, accepted)
         for row, num_accepted, length, num_usable in zip(self._rows, facts[0], facts[3], facts[4], strict=True):
             if row not in took_part:
                 continue

@@ -14,7 +14,7 @@ from .._compat import TargetModel, let_record_outputs
 from ..errors import IncompatibleTargetError
 from ..model.context_cache import DraftContextCache
 from ..modeling_dspark import DSparkDraftModel
-from .calibrate import calibrate
+from .calibrate import calibrate, calibration_for
 from .draft import draft_block
 from .sampling import ScoreProcessor
 from .schedule import schedule
@@ -69,6 +69,8 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._do_sample = bool(generation_config.do_sample)
         self.processor = ScoreProcessor(logits_processor)
         self._settings = resolve_settings(config, generation_config)
+        calibration = calibration_for(config, generation_config)
+        self._calibration = None if calibration is None else calibration.to(self._target_device)
         self._padding_mask: Tensor | None = model_kwargs.get("attention_mask")
         indices = [layer_id + 1 for layer_id in config.target_layer_ids]
         self._feature_indices = indices
@@ -120,7 +122,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             do_sample=self._do_sample,
             vocab_size=self._vocab_size,
         )
-        confidence = calibrate(block.confidence_logits)
+        confidence = calibrate(block.confidence_logits, self._calibration)
         return Proposal(block, confidence, schedule(self._settings.policy, block, confidence))
 
     def _block_hidden(self, anchor: Tensor) -> Tensor:

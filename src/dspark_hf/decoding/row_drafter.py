@@ -87,7 +87,7 @@ class RowDrafter(DSparkCandidateGenerator):
             do_sample=self._do_sample,
             vocab_size=self._vocab_size,
         )
-        confidence = calibrate(block.confidence_logits)
+        confidence = calibrate(block.confidence_logits, self._calibration)
         lengths = schedule(self._settings.policy, block, confidence)
         room = torch.tensor(num_allowed, device=lengths.device)
         return Proposal(block, confidence, torch.minimum(lengths, room))
