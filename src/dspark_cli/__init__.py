@@ -6,6 +6,7 @@ errors come without that wait.
 
 import typer
 
+from .calibrate import calibrate_command
 from .compare import compare_command
 from .evaluate import eval_command
 from .train import train_app
@@ -16,6 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("calibrate")(calibrate_command)
 app.command("compare")(compare_command)
 app.command("eval")(eval_command)
 app.add_typer(train_app, name="train")
