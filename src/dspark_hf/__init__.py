@@ -6,6 +6,7 @@ Importing this package installs the route (`decoding/route.py`). The pipeline, a
     modeling_dspark        features and anchor in, hidden states of a block out (parts in model/)
     decoding/              one round: draft -> calibrate -> schedule -> verify -> accept; the loop and the route
     training/              answers of a target -> features -> blocks -> losses -> a trained drafter
+    fitting/               rounds as they happened -> temperatures that make confidences agree with them
     evaluation/            plain against speculative generation; drafters against each other
     zoo                    a small real target, with or without a Hub
 """
@@ -37,6 +38,10 @@ with _compat.naming_the_version():
     from .modeling_dspark import DSparkDraftModel
 
 if typing.TYPE_CHECKING:
+    from .decoding.drift import watch_drift
+    from .evaluation.calibration import CalibrationRequest, calibrate_drafter
+    from .fitting.proposals import Proposals, record_proposals
+    from .fitting.sts import SequentialTemperatureScaling
     from .training.recipe import TrainingRequest
     from .training.run import train_drafter
     from .training.settings import DSparkTrainingArguments
@@ -44,6 +49,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "CalibrationError",
+    "CalibrationRequest",
     "CheckpointFormatError",
     "DSparkCandidateGenerator",
     "DSparkConfig",
@@ -53,24 +59,35 @@ __all__ = [
     "DSparkTrainer",
     "DSparkTrainingArguments",
     "IncompatibleTargetError",
+    "Proposals",
+    "SequentialTemperatureScaling",
     "SpeculationReport",
     "TrainingDataError",
     "TrainingRequest",
     "UnsupportedGenerationError",
     "UnsupportedTransformersError",
     "__version__",
+    "calibrate_drafter",
     "install",
+    "record_proposals",
     "record_speculation",
     "train_drafter",
     "uninstall",
+    "watch_drift",
 ]
 
 # Generation needs none of them, and transformers' Trainer takes seconds to import.
 _ON_DEMAND = {
+    "CalibrationRequest": "evaluation.calibration",
     "DSparkTrainer": "training.trainer",
     "DSparkTrainingArguments": "training.settings",
+    "Proposals": "fitting.proposals",
+    "SequentialTemperatureScaling": "fitting.sts",
     "TrainingRequest": "training.recipe",
+    "calibrate_drafter": "evaluation.calibration",
+    "record_proposals": "fitting.proposals",
     "train_drafter": "training.run",
+    "watch_drift": "decoding.drift",
 }
 
 
