@@ -33,7 +33,13 @@ def calibrate_command(
     max_new_tokens: Annotated[int, typer.Option(help="Most new tokens per prompt.")] = 192,
     max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 1024,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded at a time.")] = 16,
-    platt: Annotated[bool, typer.Option("--platt", help="Two numbers per slot instead of a temperature.")] = False,
+    maps: Annotated[
+        str,
+        typer.Option(
+            metavar="temperature|platt|auto",
+            help="A slot's map: of one number, of two, or what held-out prompts prefer.",
+        ),
+    ] = "auto",
     dtype: Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")] = "bfloat16",
     device: DeviceOption = "auto",
     seed: Annotated[int, typer.Option(help="Of the order of prompts, sampling and intervals.")] = 0,
@@ -67,7 +73,7 @@ def calibrate_command(
             max_new_tokens=max_new_tokens,
             max_prompt_tokens=max_prompt_tokens,
             batch_size=batch_size,
-            use_platt=platt,
+            maps=maps,
             dtype=dtype,
             device=device,
             seed=seed,

@@ -229,7 +229,7 @@ def test_in_place_only_the_config_changes_and_other_modes_stay(folders, tmp_path
 def test_a_repeated_command_decodes_nothing_again(folders, tmp_path, monkeypatch):
     assert run(folders, tmp_path / "out", "--mode", "greedy")[0] == 0
     monkeypatch.setattr(proposals, "_decode", None)
-    assert run(folders, tmp_path / "out", "--mode", "greedy", "--platt")[0] == 0
+    assert run(folders, tmp_path / "out", "--mode", "greedy", "--maps", "platt")[0] == 0
     entry = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]["greedy"]
     assert len(entry["platt"]) == 2
 
@@ -249,6 +249,7 @@ def test_ctrl_c_says_that_the_command_goes_on(folders, tmp_path, monkeypatch):
     [
         (["--mode", "beam"], "modes must be some of greedy, sampled"),
         (["--temperature", "0"], "temperature must be above 0"),
+        (["--maps", "isotonic"], "maps must be one of temperature, platt, auto"),
         (["--num-proposals", "0"], "num_proposals must be >= 1"),
         (["--max-prompt-tokens", "1"], "raise max_prompt_tokens"),
         (["--held-out-prompts", "fit.jsonl"], "24 prompts are both among those to fit on"),
@@ -287,6 +288,6 @@ def test_too_few_rounds_are_said(folders, tmp_path, monkeypatch):
 def test_defaults_of_the_command_are_those_of_the_request():
     parameters = inspect.signature(dspark_cli.calibrate_command).parameters
     fields = inspect.signature(CalibrationRequest).parameters
-    differing = {"held_out_prompts", "modes", "use_platt", "held_out_fraction"}  # None for empty, or another name
+    differing = {"held_out_prompts", "modes", "held_out_fraction"}  # None for empty, or another name
     for name in set(fields) - differing - {"target", "drafter"}:
         assert parameters[name].default == fields[name].default, name

@@ -100,7 +100,9 @@ def test_a_refit_from_the_windows_rounds_mends_the_drift():
     assert bool((gaps < (calibrate(fresh.logits).survival - fresh.is_accepted.float()).square().mean(0) - 0.02).all())
     assert 3 < min(fitted.temperatures) < max(fitted.temperatures) < 6
     entry = config.calibration["sampled"]
-    assert entry["temperatures"] == [*fitted.temperatures, 1.0] and entry["settings"]["temperature"] == 0.8
+    assert entry["temperatures"] == [*fitted.temperatures, 1.0]
+    assert entry["platt"] is None or entry["platt"][2] == [1.0, 0.0]
+    assert entry["settings"]["temperature"] == 0.8
     assert "greedy" not in config.calibration
 
 

@@ -13,7 +13,7 @@ from ..config_rules import CALIBRATION_MODES
 from ..decoding.calibrate import law_settings
 from ..errors import CalibrationError
 from ..fitting.proposals import Proposals
-from ..fitting.sts import FittedCalibration, SequentialTemperatureScaling
+from ..fitting.sts import MAPS, FittedCalibration, SequentialTemperatureScaling
 from ..modeling_dspark import DSparkDraftModel
 from ..prompts import encode_prompt
 from ..training.locks import alone_with
@@ -46,7 +46,7 @@ class CalibrationRequest:
         max_new_tokens: Most new tokens of a prompt.
         max_prompt_tokens: Longer prompts are left out.
         batch_size: Prompts decoded together.
-        use_platt: Platt maps in place of temperatures.
+        maps: As for [`SequentialTemperatureScaling`].
         dtype, device: As for `load_target`.
         seed: Of the order of prompts, sampling, splitting and resampling.
 
@@ -68,13 +68,14 @@ class CalibrationRequest:
     max_new_tokens: int = 192
     max_prompt_tokens: int = 1024
     batch_size: int = 16
-    use_platt: bool = False
+    maps: str = "auto"
     dtype: str = "bfloat16"
     device: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
         _require(bool(self.prompts), "prompts", self.prompts, "at least one source")
+        _require(self.maps in MAPS, "maps", self.maps, f"one of {', '.join(MAPS)}")
         known = bool(self.modes) and set(self.modes) <= set(CALIBRATION_MODES)
         _require(known, "modes", self.modes, f"some of {', '.join(CALIBRATION_MODES)}")
         _require(
@@ -200,7 +201,7 @@ def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = Fals
             else:
                 fitting, held_out = fitting.split(request.held_out_fraction, seed=request.seed)
             settings = law_settings(request.recording(mode).generation_config(target))
-            modes[mode] = fit_mode(fitting, held_out, settings, use_platt=request.use_platt, seed=request.seed)
+            modes[mode] = fit_mode(fitting, held_out, settings, maps=request.maps, seed=request.seed)
         report = CalibrationReport(
             target=request.target,
             drafter=name,
@@ -217,14 +218,14 @@ def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = Fals
 
 
 def fit_mode(
-    proposals: Proposals, held_out: Proposals, settings: dict[str, float], *, use_platt: bool, seed: int
+    proposals: Proposals, held_out: Proposals, settings: dict[str, float], *, maps: str, seed: int
 ) -> ModeReport:
     """Fit on one part and judge on the other.
 
     Raises:
         CalibrationError: as for [`SequentialTemperatureScaling.fit`].
     """
-    fitted: FittedCalibration = SequentialTemperatureScaling(use_platt=use_platt).fit(proposals, held_out)
+    fitted: FittedCalibration = SequentialTemperatureScaling(maps=maps).fit(proposals, held_out)
     slots = slot_qualities(held_out, fitted.slot_calibration, seed=seed)
     worse = [slot.slot for slot in slots if slot.is_worse]
     if worse:

@@ -21,7 +21,7 @@ def refit(
     """Fit one mode again and put it into a drafter's config; generate() calls that start later use it.
 
     Only rounds that are over count, so no decision about a draft depends on the draft itself. A slot whose new
-    temperature is worse than none on a held-out part of the texts gets none.
+    map is worse than none on a held-out part of the texts gets none.
 
     Args:
         config: The drafter's; its `calibration` gets a new entry for the mode.
@@ -33,13 +33,13 @@ def refit(
         CalibrationError: as for `SequentialTemperatureScaling.fit`; the config is unchanged then.
     """
     proposals = proposals_of(rounds)
-    fitted = SequentialTemperatureScaling().fit(*proposals.split(HELD_OUT_FRACTION, seed=seed))
+    fitted = SequentialTemperatureScaling(maps="auto").fit(*proposals.split(HELD_OUT_FRACTION, seed=seed))
     mode = mode_of(generation_config)
     assert mode in CALIBRATION_MODES, "modes are the keys of a calibration"
-    rest = [1.0] * (config.block_size - proposals.num_slots)  # slots that no round drafted
+    num_missing = config.block_size - proposals.num_slots  # slots that no round drafted
     entry: dict[str, Any] = {
-        "temperatures": [*fitted.temperatures, *rest],
-        "platt": None,
+        "temperatures": [*fitted.temperatures, *[1.0] * num_missing],
+        "platt": None if fitted.platt is None else [*map(list, fitted.platt), *[[1.0, 0.0]] * num_missing],
         "settings": law_settings(generation_config),
         "num_proposals": len(proposals),
     }

@@ -28,6 +28,9 @@ MIN_OUTCOMES = 20
 
 MAX_NEWTON_STEPS = 50
 
+MAPS = ("temperature", "platt", "auto")
+JUDGING_FRACTION = 0.3  # of the prompts, for `auto`
+
 
 @dataclass(frozen=True)
 class FittedCalibration:
@@ -53,9 +56,10 @@ class SequentialTemperatureScaling:
     """Fits one temperature per slot, left to right, to recorded proposals.
 
     Args:
-        use_platt: Fit a Platt map `c_k = sigmoid(a_k * logit + b_k)` per slot as well, by logistic regression on the
-            rounds that reached the slot. It mends a shape that one temperature cannot, and has one number more to get
-            wrong.
+        maps: `temperature`, the paper's; `platt`: besides, a Platt map `c_k = sigmoid(a_k * logit + b_k)` per slot, by
+            logistic regression on the rounds that reached the slot, which mends what no temperature can: estimates
+            that are too high or too low on the whole; `auto`: Platt maps where their mean error over slots is smaller
+            on a part of the prompts that was kept from both, then fitted on all.
 
     Example:
         ```python
@@ -65,8 +69,10 @@ class SequentialTemperatureScaling:
         ```
     """
 
-    def __init__(self, *, use_platt: bool = False) -> None:
-        self.use_platt = use_platt
+    def __init__(self, *, maps: str = "temperature") -> None:
+        if maps not in MAPS:
+            raise CalibrationError(f"maps must be one of {', '.join(MAPS)}, got {maps!r}; `auto` lets the data decide")
+        self.maps = maps
 
     def fit(self, proposals: Proposals, held_out: Proposals | None = None) -> FittedCalibration:
         """Temperatures that minimise the error of the product up to each slot, those before it fixed.
@@ -82,11 +88,11 @@ class SequentialTemperatureScaling:
         for slot in range(proposals.num_slots):
             _require_data(proposals, slot)
         temperatures, left_as_is = _fit_slots(proposals, held_out, _fit_temperature)
-        maps = None
-        if self.use_platt:
-            maps, left_as_is = _fit_slots(proposals, held_out, _fit_platt)
+        platt = None
+        if self.maps == "platt" or (self.maps == "auto" and _prefers_platt(proposals)):
+            platt, left_as_is = _fit_slots(proposals, held_out, _fit_platt)
         return FittedCalibration(
-            tuple(1.0 / scale for scale, _ in temperatures), None if maps is None else tuple(maps), tuple(left_as_is)
+            tuple(1.0 / scale for scale, _ in temperatures), None if platt is None else tuple(platt), tuple(left_as_is)
         )
 
 
@@ -125,6 +131,17 @@ def _fit_slots(
                 left_as_is.append(k + 1)
         maps.append(found)
     return maps, left_as_is
+
+
+def _prefers_platt(proposals: Proposals) -> bool:
+    """Whether Platt maps have the smaller mean error on prompts that neither kind was fitted on."""
+    fitting, judging = proposals.split(JUDGING_FRACTION, seed=0)
+
+    def mean_error(fit_slot: Callable[[_Slot], _Map]) -> float:
+        maps, _ = _fit_slots(fitting, None, fit_slot)
+        return sum(_slot(judging, maps[:k], k).error(maps[k]) for k in range(len(maps))) / len(maps)
+
+    return mean_error(_fit_platt) < mean_error(_fit_temperature)
 
 
 def _slot(proposals: Proposals, maps: list[_Map], k: int) -> _Slot:

@@ -62,7 +62,7 @@ def test_where_all_temperatures_are_equal_the_one_nearest_to_1_is_taken():
 
 
 def test_the_same_proposals_give_the_same_fit():
-    fits = [SequentialTemperatureScaling(use_platt=True).fit(drawn_proposals()) for _ in range(2)]
+    fits = [SequentialTemperatureScaling(maps="platt").fit(drawn_proposals()) for _ in range(2)]
     assert fits[0] == fits[1]
 
 
@@ -77,7 +77,7 @@ def test_temperatures_change_the_order_of_products_but_not_within_a_slot():
 
 
 def test_survival_never_rises_along_the_slots():
-    fitted = SequentialTemperatureScaling(use_platt=True).fit(drawn_proposals(shift=1.0))
+    fitted = SequentialTemperatureScaling(maps="platt").fit(drawn_proposals(shift=1.0))
     survival = calibrate(torch.randn(500, 3) * 30, fitted.slot_calibration).survival
     assert bool((survival[:, 1:] <= survival[:, :-1]).all())
     assert bool(((survival >= 0) & (survival <= 1)).all())
@@ -85,7 +85,7 @@ def test_survival_never_rises_along_the_slots():
 
 def test_platt_maps_mend_a_shift_that_no_temperature_can():
     proposals = drawn_proposals(rounds=20_000, shift=1.5)
-    fitted = SequentialTemperatureScaling(use_platt=True).fit(proposals)
+    fitted = SequentialTemperatureScaling(maps="platt").fit(proposals)
     for (scale, shift), factor in zip(fitted.platt, (0.5, 2.0, 1.5), strict=True):
         assert scale == pytest.approx(1 / factor, rel=0.15)
         assert shift == pytest.approx(-1.5 / factor, abs=0.15)
@@ -93,6 +93,21 @@ def test_platt_maps_mend_a_shift_that_no_temperature_can():
     temperatures = SlotCalibration.of({"temperatures": fitted.temperatures})
     assert errors(fresh, fitted.slot_calibration)[0] < 0.015
     assert errors(fresh, temperatures)[0] > 0.03
+
+
+def test_auto_takes_platt_maps_only_where_they_are_better():
+    shifted = SequentialTemperatureScaling(maps="auto").fit(drawn_proposals(rounds=20_000, shift=1.5))
+    assert shifted.platt == SequentialTemperatureScaling(maps="platt").fit(drawn_proposals(20_000, shift=1.5)).platt
+    # All logits equal: both kinds give the same probabilities up to a shift that a temperature can make.
+    symmetric = Proposals.of(
+        torch.zeros(4000, 1), [1] * 4000, [i % 2 for i in range(4000)], [i % 50 for i in range(4000)]
+    )
+    assert SequentialTemperatureScaling(maps="auto").fit(symmetric).platt is None
+
+
+def test_an_unknown_kind_of_map_is_refused():
+    with pytest.raises(CalibrationError, match="maps must be one of temperature, platt, auto, got 'isotonic'"):
+        SequentialTemperatureScaling(maps="isotonic")
 
 
 def test_a_slot_that_gets_worse_on_held_out_proposals_is_left_as_it_is():
