@@ -29,7 +29,10 @@ def calibrate_command(
     temperature: Annotated[float, typer.Option(help="Of sampled decoding.")] = 1.0,
     top_p: Annotated[float | None, typer.Option(help="Likewise. Default: no cut.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Likewise. Default: no cut.")] = None,
-    num_proposals: Annotated[int, typer.Option(help="Rounds to decode, per mode and part.")] = 20_000,
+    num_proposals: Annotated[int, typer.Option(help="Rounds to decode, per mode.")] = 20_000,
+    num_held_out_proposals: Annotated[
+        int | None, typer.Option(help="The same of held-out prompts. Default: as many.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most new tokens per prompt.")] = 192,
     max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 1024,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded at a time.")] = 16,
@@ -70,6 +73,7 @@ def calibrate_command(
             top_p=top_p,
             top_k=top_k,
             num_proposals=num_proposals,
+            num_held_out_proposals=num_held_out_proposals,
             max_new_tokens=max_new_tokens,
             max_prompt_tokens=max_prompt_tokens,
             batch_size=batch_size,

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Everything but the drafter itself lies in this folder of the output.
 WORK_FOLDER = "calibration"
+PARTS = ("fit", "held-out")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class CalibrationRequest:
         held_out_fraction: That part, of the prompts.
         modes: Of `greedy` and `sampled`.
         temperature, top_p, top_k: Of sampled decoding.
-        num_proposals: Rounds to decode, per mode, and as many again of the held-out prompts.
+        num_proposals: Rounds to decode, per mode.
+        num_held_out_proposals: The same of `held_out_prompts`; None: as many.
         max_new_tokens: Most new tokens of a prompt.
         max_prompt_tokens: Longer prompts are left out.
         batch_size: Prompts decoded together.
@@ -65,6 +67,7 @@ class CalibrationRequest:
     top_p: float | None = None
     top_k: int | None = None
     num_proposals: int = 20_000
+    num_held_out_proposals: int | None = None
     max_new_tokens: int = 192
     max_prompt_tokens: int = 1024
     batch_size: int = 16
@@ -83,10 +86,21 @@ class CalibrationRequest:
         )
         _require(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, ">= 1")
-        for name in ("num_proposals", "max_prompt_tokens", "batch_size"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), ">= 1")
+        for name in ("num_proposals", "num_held_out_proposals", "max_prompt_tokens", "batch_size"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, ">= 1")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, ">= 2, the first needs no draft")
         _require(0 < self.held_out_fraction < 1, "held_out_fraction", self.held_out_fraction, "inside 0 to 1")
+
+    @property
+    def sources(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of the prompts to fit on and to judge on."""
+        return self.prompts, self.held_out_prompts
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Rounds to decode of each."""
+        return self.num_proposals, self.num_held_out_proposals or self.num_proposals
 
     def recording(self, mode: str) -> RecordingSettings:
         """How one mode decodes."""
@@ -170,51 +184,47 @@ def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = Fals
     output = request.output.expanduser()
     work = output / WORK_FOLDER
     with alone_with(work / ".lock", output):
-        prompts = load_prompt_dataset(list(request.prompts))
-        held_out_prompts = load_prompt_dataset(list(request.held_out_prompts)) if request.held_out_prompts else []
+        prompts = [load_prompt_dataset(list(sources)) if sources else [] for sources in request.sources]
         target, tokenizer = load_target(request.target, request.dtype, request.device)
         drafter, name, source = _load(request, target, tokenizer)
         check_in_place(source, output)
-        parts = [_encode(tokenizer, part, request.max_prompt_tokens) for part in (prompts, held_out_prompts)]
-        if shared := set(parts[0].values()) & set(parts[1].values()):
-            raise CalibrationError(
-                f"{len(shared)} prompts are both among those to fit on and among the held-out ones; take them out of "
-                "one of the two"
-            )
-
-        def record(mode: str, part: str, encoded: dict[str, tuple[int, ...]]) -> Proposals:
-            return record_to_file(
-                target,
-                drafter,
-                encoded,
-                work / f"proposals-{mode}-{part}.jsonl",
-                request.recording(mode),
-                num_proposals=request.num_proposals,
-                show_progress=show_progress,
-            )
-
+        encoded = [_encode(tokenizer, part, request.max_prompt_tokens) for part in prompts]
+        _refuse_shared(*encoded)
         modes = {}
         for mode in request.modes:
-            fitting = record(mode, "fit", parts[0])
-            if parts[1]:
-                held_out = record(mode, "held-out", parts[1])
-            else:
-                fitting, held_out = fitting.split(request.held_out_fraction, seed=request.seed)
-            settings = law_settings(request.recording(mode).generation_config(target))
-            modes[mode] = fit_mode(fitting, held_out, settings, maps=request.maps, seed=request.seed)
-        report = CalibrationReport(
-            target=request.target,
-            drafter=name,
-            output=output.name,
-            modes=modes,
-            provenance=collect_provenance(
-                target.device, target.dtype, seed=request.seed, n=sum(m.num_held_out for m in modes.values())
-            ),
-        )
+            recording = request.recording(mode)
+            parts = [
+                record_to_file(
+                    target,
+                    drafter,
+                    part,
+                    work / f"proposals-{mode}-{kind}.jsonl",
+                    recording,
+                    num_proposals=num_proposals,
+                    show_progress=show_progress,
+                )
+                for kind, part, num_proposals in zip(PARTS, encoded, request.numbers, strict=True)
+                if part
+            ]
+            if len(parts) == 1:
+                parts = [*parts[0].split(request.held_out_fraction, seed=request.seed)]
+            settings = law_settings(recording.generation_config(target))
+            modes[mode] = fit_mode(parts[0], parts[1], settings, maps=request.maps, seed=request.seed)
+        num_held_out = sum(found.num_held_out for found in modes.values())
+        provenance = collect_provenance(target.device, target.dtype, seed=request.seed, n=num_held_out)
+        report = CalibrationReport(request.target, name, output.name, modes, provenance)
         write_json(work / "report.json", report.to_dict())
-        plot_reliability({mode: result.slots for mode, result in modes.items()}, work / "reliability.png")
+        plot_reliability({mode: found.slots for mode, found in modes.items()}, work / "reliability.png")
         write_calibrated(source, output, {mode: found.entry() for mode, found in modes.items() if found.is_written})
     return report
+
+
+def _refuse_shared(fitting: Mapping[str, tuple[int, ...]], held_out: Mapping[str, tuple[int, ...]]) -> None:
+    shared = set(fitting.values()) & set(held_out.values())
+    if shared:
+        raise CalibrationError(
+            f"{len(shared)} prompts are both among those to fit on and among the held-out ones; take them out of one"
+        )
 
 
 def fit_mode(
