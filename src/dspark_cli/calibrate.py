@@ -23,6 +23,13 @@ def calibrate_command(
     held_out_prompts: Annotated[
         list[str] | None, typer.Option(help="To judge the fit on. Default: 30 % of the prompts, kept apart.")
     ] = None,
+    not_trained_fraction: Annotated[
+        float | None,
+        typer.Option(
+            help="Fit only on prompts that `dspark train` with this --held-out-fraction left out: those that the drafter "
+            "was trained on mislead."
+        ),
+    ] = None,
     mode: Annotated[
         list[str] | None, typer.Option(metavar="greedy|sampled", help="May be repeated. Default: both.")
     ] = None,
@@ -69,6 +76,7 @@ def calibrate_command(
             prompts=tuple(prompts),
             output=output,
             held_out_prompts=tuple(held_out_prompts or ()),
+            not_trained_fraction=not_trained_fraction,
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,

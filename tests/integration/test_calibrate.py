@@ -21,6 +21,7 @@ from dspark_hf.evaluation import calibration_quality, proposals
 from dspark_hf.evaluation.calibration import calibrate_drafter
 from dspark_hf.evaluation.proposals import RecordingSettings, read_proposals, record_to_file
 from dspark_hf.fitting import sts
+from dspark_hf.training.records import is_held_out
 
 GREEDY = RecordingSettings(temperature=0.0, top_p=None, top_k=None, max_new_tokens=12, batch_size=2, seed=0)
 
@@ -234,6 +235,13 @@ def test_a_repeated_command_decodes_nothing_again(folders, tmp_path, monkeypatch
     assert len(entry["platt"]) == 2
 
 
+def test_only_prompts_that_training_left_out_are_fitted_on(folders, tmp_path):
+    assert run(folders, tmp_path / "out", "--mode", "greedy", "--not-trained-fraction", "0.5")[0] == 0
+    lines = (tmp_path / "out" / "calibration" / "proposals-greedy-fit.jsonl").read_text().splitlines()[1:]
+    used = {json.loads(line)["id"] for line in lines}
+    assert used == {f"fit/{i}" for i in range(1, 25) if is_held_out(f"fit/{i}", 0.5)} and 4 < len(used) < 20
+
+
 def test_ctrl_c_says_that_the_command_goes_on(folders, tmp_path, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
@@ -251,6 +259,7 @@ def test_ctrl_c_says_that_the_command_goes_on(folders, tmp_path, monkeypatch):
         (["--temperature", "0"], "temperature must be above 0"),
         (["--maps", "isotonic"], "maps must be one of temperature, platt, auto"),
         (["--num-proposals", "0"], "num_proposals must be >= 1"),
+        (["--not-trained-fraction", "1e-9"], "prompts must be some that training left out"),
         (["--max-prompt-tokens", "1"], "raise max_prompt_tokens"),
         (["--held-out-prompts", "fit.jsonl"], "24 prompts are both among those to fit on"),
     ],

@@ -17,6 +17,7 @@ from ..fitting.sts import MAPS, FittedCalibration, SequentialTemperatureScaling
 from ..modeling_dspark import DSparkDraftModel
 from ..prompts import encode_prompt
 from ..training.locks import alone_with
+from ..training.records import is_held_out
 from ..training.response_prompts import load_prompt_dataset
 from .calibration_files import check_in_place, plot_reliability, write_calibrated
 from .calibration_quality import SlotQuality, slot_qualities
@@ -37,7 +38,10 @@ class CalibrationRequest:
 
     Attributes:
         target, drafter: As for `load_target` and `load_drafter`.
-        prompts: Sources as for `load_prompt_dataset`, to fit on.
+        prompts: Sources as for `load_prompt_dataset`, to fit on. Prompts that the drafter was trained on mislead:
+            their acceptance is higher than elsewhere.
+        not_trained_fraction: Of `prompts` take only those that training with this `held_out_fraction` left out; None:
+            all.
         output: Folder of the calibrated drafter; its own folder to calibrate it in place.
         held_out_prompts: Sources to judge the fit on; empty: a part of `prompts` is kept for that.
         held_out_fraction: That part, of the prompts.
@@ -62,6 +66,7 @@ class CalibrationRequest:
     output: Path
     held_out_prompts: tuple[str, ...] = ()
     held_out_fraction: float = 0.3
+    not_trained_fraction: float | None = None
     modes: tuple[str, ...] = CALIBRATION_MODES
     temperature: float = 1.0
     top_p: float | None = None
@@ -90,7 +95,9 @@ class CalibrationRequest:
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, ">= 1")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, ">= 2, the first needs no draft")
-        _require(0 < self.held_out_fraction < 1, "held_out_fraction", self.held_out_fraction, "inside 0 to 1")
+        for name in ("held_out_fraction", "not_trained_fraction"):
+            value = getattr(self, name)
+            _require(value is None or 0 < value < 1, name, value, "inside 0 to 1")
 
     @property
     def sources(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -185,6 +192,9 @@ def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = Fals
     work = output / WORK_FOLDER
     with alone_with(work / ".lock", output):
         prompts = [load_prompt_dataset(list(sources)) if sources else [] for sources in request.sources]
+        if request.not_trained_fraction is not None:
+            prompts[0] = [prompt for prompt in prompts[0] if is_held_out(prompt.id, request.not_trained_fraction)]
+            _require(bool(prompts[0]), "prompts", request.prompts, "some that training left out; their ids decide")
         target, tokenizer = load_target(request.target, request.dtype, request.device)
         drafter, name, source = _load(request, target, tokenizer)
         check_in_place(source, output)
