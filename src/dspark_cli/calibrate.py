@@ -26,8 +26,8 @@ def calibrate_command(
     not_trained_fraction: Annotated[
         float | None,
         typer.Option(
-            help="Fit only on prompts that `dspark train` with this --held-out-fraction left out: those that the drafter "
-            "was trained on mislead."
+            help="Fit only on prompts that `dspark train` with this --held-out-fraction left out: those that it was "
+            "trained on mislead."
         ),
     ] = None,
     mode: Annotated[

@@ -1,5 +1,6 @@
 """Proposals from real decoding, and `dspark calibrate` from end to end on a tiny target."""
 
+import dataclasses
 import inspect
 import json
 import shutil
@@ -121,6 +122,17 @@ def test_an_interrupted_recording_goes_on_to_the_same_file(target, prompts, tmp_
         file.write('{"id": "p/0", "logi')  # killed while writing
     record_to_file(target, drafter, prompts, path, GREEDY, num_proposals=10**6)
     assert path.read_text() == (tmp_path / "whole.jsonl").read_text()
+
+
+def test_batches_hold_prompts_of_similar_length_and_each_once():
+    lengths = torch.randint(1, 100, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    prompts = {f"p/{i}": [1] * length for i, length in enumerate(lengths)}
+    batches = list(proposals._batches(prompts, dataclasses.replace(GREEDY, batch_size=10)))
+    assert sorted(name for batch in batches for name in batch) == sorted(prompts)
+    spans = [max(len(prompts[n]) for n in b) - min(len(prompts[n]) for n in b) for b in batches]
+    assert max(spans) < 40 and len(batches) == 30
+    window = [len(prompts[batch[0]]) for batch in batches[: proposals.BATCHES_PER_WINDOW]]
+    assert window != sorted(window) and window != sorted(window, reverse=True)
 
 
 def test_it_stops_at_the_number_of_rounds(target, prompts, tmp_path):

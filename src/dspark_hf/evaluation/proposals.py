@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ..training.answering import pad_left
 from ..training.feature_cache import target_fingerprint
 
 FORMAT_VERSION = 1
+BATCHES_PER_WINDOW = 8
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,13 @@ def record_to_file(
     }
     done = _open(path, identity)
     num_done = sum(len(rounds.logits) for rounds in done.values())
-    ids = sorted(prompts, key=lambda name: hashlib.sha256(f"{settings.seed}\0{name}".encode()).digest())
-    pending = [name for name in ids if name not in done]
     with tqdm(
         total=num_proposals, initial=num_done, unit="round", desc=path.stem, disable=None if show_progress else True
     ) as bar:
-        for start in range(0, len(pending), settings.batch_size):
-            if num_done >= num_proposals:
-                break
-            batch = {name: prompts[name] for name in pending[start : start + settings.batch_size]}
+        for names in _batches(prompts, settings):
+            batch = {name: prompts[name] for name in names if name not in done}
+            if num_done >= num_proposals or not batch:
+                continue
             rounds = _decode(target, drafter, batch, settings)
             _append(path, rounds)
             done |= {one.id: one for one in rounds}
@@ -135,6 +134,24 @@ def read_proposals(path: Path) -> Proposals:
         CalibrationError: it cannot be read, or holds no round.
     """
     return _proposals(_read(path)[1].values(), path)
+
+
+def _batches(prompts: Mapping[str, Sequence[int]], settings: RecordingSettings) -> Iterator[list[str]]:
+    """Batches of prompts of similar length, which pad little, in an order drawn by the seed.
+
+    Windows of the drawn order are cut into batches by length, and the batches of a window come in a drawn order too:
+    wherever it stops, what was decoded is close to a sample of all lengths.
+    """
+
+    def draw(name: str) -> bytes:
+        return hashlib.sha256(f"{settings.seed}\0{name}".encode()).digest()
+
+    drawn = sorted(prompts, key=draw)
+    size = BATCHES_PER_WINDOW * settings.batch_size
+    for window in (drawn[start : start + size] for start in range(0, len(drawn), size)):
+        window.sort(key=lambda name: len(prompts[name]))
+        batches = [window[start : start + settings.batch_size] for start in range(0, len(window), settings.batch_size)]
+        yield from sorted(batches, key=lambda batch: draw(batch[0]))
 
 
 def _decode(
