@@ -82,6 +82,18 @@ def test_temperatures_divide_the_logits_of_their_slots():
     assert torch.equal(got.survival, got.conditional.cumprod(-1))
 
 
+@pytest.mark.parametrize("entry", [GREEDY, SAMPLED], ids=["temperatures", "platt"])
+def test_an_estimate_does_not_depend_on_later_slots_or_other_rows(entry):
+    logits = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    before = calibrate(logits, SlotCalibration.of(entry)).survival
+    for slot in range(1, 4):
+        changed = logits.clone()
+        changed[:, slot:] += 1.0
+        after = calibrate(changed, SlotCalibration.of(entry)).survival
+        assert torch.equal(after[:, :slot], before[:, :slot]) and not torch.equal(after, before)
+    assert torch.equal(calibrate(logits[3:4], SlotCalibration.of(entry)).survival, before[3:4])
+
+
 def test_platt_maps_stand_for_the_temperatures():
     got = calibrate(torch.tensor([[2.0, 2.0]]), SlotCalibration.of(SAMPLED)).conditional[0].tolist()
     assert got == pytest.approx(torch.tensor([0.0, 2.0]).sigmoid().tolist())
