@@ -6,6 +6,7 @@ errors come without that wait.
 
 import typer
 
+from .calibrate import calibrate_command
 from .compare import compare_command
 from .evaluate import eval_command
 from .profile import profile_command
@@ -17,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("calibrate")(calibrate_command)
 app.command("compare")(compare_command)
 app.command("eval")(eval_command)
 app.command("profile")(profile_command)

@@ -5,7 +5,7 @@ Importing this package installs the route (`decoding/route.py`). The pipeline, a
     configuration_dspark   what a drafter is
     modeling_dspark        features and anchor in, hidden states of a block out (parts in model/)
     decoding/              one round: draft -> calibrate -> schedule -> verify -> accept; the loop and the route
-    fitting/               how well confidence predicts acceptance; what rounds cost on this machine
+    fitting/               temperatures that make confidences agree with past rounds; what rounds cost on this machine
     training/              answers of a target -> features -> blocks -> losses -> a trained drafter
     evaluation/            plain against speculative generation; drafters against each other
     zoo                    a small real target, with or without a Hub
@@ -26,6 +26,7 @@ with _compat.naming_the_version():
     from .decoding.report import SpeculationReport, record_speculation
     from .decoding.route import install, uninstall
     from .errors import (
+        CalibrationError,
         CheckpointFormatError,
         DSparkConfigError,
         DSparkError,
@@ -38,6 +39,10 @@ with _compat.naming_the_version():
     from .modeling_dspark import DSparkDraftModel
 
 if typing.TYPE_CHECKING:
+    from .decoding.drift import watch_drift
+    from .evaluation.calibration import CalibrationRequest, calibrate_drafter
+    from .fitting.proposals import Proposals, record_proposals
+    from .fitting.sts import SequentialTemperatureScaling
     from .fitting.throughput import ThroughputProfile
     from .training.recipe import TrainingRequest
     from .training.run import train_drafter
@@ -45,6 +50,8 @@ if typing.TYPE_CHECKING:
     from .training.trainer import DSparkTrainer
 
 __all__ = [
+    "CalibrationError",
+    "CalibrationRequest",
     "CheckpointFormatError",
     "DSparkCandidateGenerator",
     "DSparkConfig",
@@ -54,6 +61,8 @@ __all__ = [
     "DSparkTrainer",
     "DSparkTrainingArguments",
     "IncompatibleTargetError",
+    "Proposals",
+    "SequentialTemperatureScaling",
     "SpeculationReport",
     "ThroughputProfile",
     "ThroughputProfileError",
@@ -62,19 +71,28 @@ __all__ = [
     "UnsupportedGenerationError",
     "UnsupportedTransformersError",
     "__version__",
+    "calibrate_drafter",
     "install",
+    "record_proposals",
     "record_speculation",
     "train_drafter",
     "uninstall",
+    "watch_drift",
 ]
 
 # Not needed to generate, or not by every call; transformers' Trainer takes seconds to import.
 _ON_DEMAND = {
+    "CalibrationRequest": "evaluation.calibration",
     "DSparkTrainer": "training.trainer",
     "DSparkTrainingArguments": "training.settings",
     "ThroughputProfile": "fitting.throughput",
+    "Proposals": "fitting.proposals",
+    "SequentialTemperatureScaling": "fitting.sts",
     "TrainingRequest": "training.recipe",
+    "calibrate_drafter": "evaluation.calibration",
+    "record_proposals": "fitting.proposals",
     "train_drafter": "training.run",
+    "watch_drift": "decoding.drift",
 }
 
 

@@ -1,7 +1,7 @@
 """The rules that a drafter's configuration obeys, each with an error that names value, rule and way out."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from transformers.activations import ACT2FN
 
@@ -15,6 +15,9 @@ DRAFT_LAYOUTS = ("anchor_first",)
 DRAFT_LAYER_TYPES = ("full_attention",)
 ROPE_TYPES = ("default", "llama3", "yarn")
 VERIFICATION_POLICIES = ("full", "threshold", "prefix", "smoothed", "block", "lagged")
+CALIBRATION_MODES = ("greedy", "sampled")
+# Of one mode's entry; the first three must be there.
+CALIBRATION_KEYS = ("temperatures", "platt", "settings", "num_proposals", "ece_before", "ece_after")
 
 # Far above any drafter; a hostile or damaged config must not build modules for hours.
 MAX_DRAFT_LAYERS = 64
@@ -47,6 +50,7 @@ def check_config(config: "DSparkConfig") -> None:
     _check_heads(config)
     _check_rope(config)
     _check_defaults_of_generation(config)
+    check_calibration(config)
 
 
 def _check_sizes(config: "DSparkConfig") -> None:
@@ -191,8 +195,79 @@ def _check_defaults_of_generation(config: "DSparkConfig") -> None:
     )
 
 
+def check_calibration(config: "DSparkConfig") -> None:
+    """The rules of `DSparkConfig.calibration`.
+
+    It maps modes to entries of `temperatures`, one number > 0 per slot; `platt`, None or one pair `[a, b]` per slot
+    with a > 0, which then stand for the temperatures; `settings`, the generate() arguments it was fitted under; and,
+    if wanted, `num_proposals` (rounds it was fitted on), `ece_before` and `ece_after` (means over slots).
+
+    Raises:
+        DSparkConfigError: a rule is broken.
+    """
+    if config.calibration is None:
+        return
+    _require(
+        config.enable_confidence_head,
+        "calibration",
+        "one",
+        "must be None for a drafter without confidence head, there is nothing to calibrate",
+    )
+    _require_keys("calibration", config.calibration, (), CALIBRATION_MODES)
+    for mode, entry in config.calibration.items():
+        _check_calibration_entry(f"calibration[{mode!r}]", entry, config.block_size)
+
+
+def _check_calibration_entry(name: str, entry: object, num_slots: int) -> None:
+    _require(isinstance(entry, dict), name, entry, "must be a dict; fit one with `dspark calibrate`")
+    assert isinstance(entry, dict)
+    _require_keys(name, entry, CALIBRATION_KEYS[:3], CALIBRATION_KEYS)
+    temperatures, platt, settings = (entry[key] for key in CALIBRATION_KEYS[:3])
+    _require(
+        _is_list_of(num_slots, temperatures) and all(map(_is_positive, temperatures)),
+        f"{name}['temperatures']",
+        temperatures,
+        f"must hold one finite number > 0 for each of the {num_slots} slots",
+    )
+    _require(
+        platt is None
+        or (
+            _is_list_of(num_slots, platt)
+            and all(_is_list_of(2, pair) and _is_positive(pair[0]) and _is_finite(pair[1]) for pair in platt)
+        ),
+        f"{name}['platt']",
+        platt,
+        f"must be None or hold, for each of the {num_slots} slots, a pair [a, b] of finite numbers with a > 0",
+    )
+    _require(
+        isinstance(settings, dict) and all(isinstance(k, str) and _is_finite(v) for k, v in settings.items()),
+        f"{name}['settings']",
+        settings,
+        "must map names of generate() arguments to finite numbers",
+    )
+    for key in CALIBRATION_KEYS[3:]:
+        value = entry.get(key)
+        holds = value is None or (_is_finite(value) and value >= 0)
+        _require(holds, f"{name}[{key!r}]", value, "must be a finite number >= 0")
+
+
+def _require_keys(name: str, value: dict[str, Any], needed: tuple[str, ...], known: tuple[str, ...]) -> None:
+    missing = [key for key in needed if key not in value]
+    _require(not missing, name, sorted(value), f"must have the keys {list(needed)}")
+    unknown = [key for key in value if key not in known]
+    _require(not unknown, name, unknown, f"may only have the keys {list(known)}")
+
+
+def _is_list_of(length: int, value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == length
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return _is_finite(value) and value > 0
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:

@@ -25,6 +25,7 @@ _OPTIONAL_ON_LOAD = frozenset(
         "attention_bias",
         "attention_dropout",
         "bos_token_id",
+        "calibration",
         "confidence_threshold",
         "draft_vocab_size",
         "embedding_multiplier",
@@ -103,6 +104,9 @@ class DSparkConfig(PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: The target's; pipelines read them from the assistant.
         verification_policy (`str`, *optional*, defaults to `"full"`): Used when the generate() call names none.
         confidence_threshold (`float`, *optional*, defaults to 0.4): For policy `threshold`, likewise.
+        calibration (`dict`, *optional*): What makes the confidence head's estimates agree with the outcomes, by mode
+            (`"greedy"`, `"sampled"`), as `dspark calibrate` fits it; rules in `config_rules.check_calibration`.
+            `None`: the estimates are used as they are.
 
     Raises:
         DSparkConfigError: a value breaks a rule, or an argument is unknown.
@@ -146,6 +150,7 @@ class DSparkConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     verification_policy: str = "full"
     confidence_threshold: float = 0.4
+    calibration: dict[str, Any] | None = None
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = []
 

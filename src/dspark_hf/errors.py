@@ -4,6 +4,7 @@
     ├── DSparkConfigError        (ValueError)    a drafter's configuration breaks a rule
     ├── CheckpointFormatError    (ValueError)    a folder is not a drafter we can read
     ├── IncompatibleTargetError  (ValueError)    drafter and target do not belong together
+    ├── CalibrationError         (ValueError)    proposals that no calibration can be fitted on
     ├── TrainingDataError        (ValueError)    answers, features or settings that no drafter can be trained from
     ├── ThroughputProfileError   (ValueError)    a throughput profile is damaged, stale, foreign, or asked for too much
     ├── UnsupportedGenerationError (ValueError)  generate() was asked for something speculation cannot do
@@ -28,6 +29,10 @@ class CheckpointFormatError(DSparkError, ValueError):
 
 class IncompatibleTargetError(DSparkError, ValueError):
     """Drafter and target differ in something they must share (hidden size, vocabulary, depth)."""
+
+
+class CalibrationError(DSparkError, ValueError):
+    """Recorded proposals, or a setting, that no calibration can be fitted with, or a file that cannot be written."""
 
 
 class TrainingDataError(DSparkError, ValueError):

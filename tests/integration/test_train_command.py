@@ -180,12 +180,15 @@ def test_data_under_other_prompt_ids_is_other_data(root, finished, tmp_path):
 def test_another_draft_vocabulary_is_another_run(root, finished, tmp_path):
     drafter = DSparkDraftModel.from_pretrained(finished[0].folder)
     drafter.d2t -= 1
+    temperatures = [2.0] * drafter.config.block_size
+    drafter.config.calibration = {"greedy": {"temperatures": temperatures, "platt": None, "settings": {}}}
     drafter.save_pretrained(tmp_path / "initial")
     shape = {"num_hidden_layers": None, "block_size": None, "markov_rank": None, "draft_vocab_size": None}
     initial = request(root, tmp_path / "out", max_steps=2, initial_drafter=str(tmp_path / "initial"), **shape)
     train_drafter(initial, lambda line: None)
     trained = DSparkDraftModel.from_pretrained(tmp_path / "out")
     assert torch.equal(trained.draft_token_ids, drafter.draft_token_ids)
+    assert trained.config.calibration is None  # fitted to the weights before
     with pytest.raises(TrainingDataError, match="draft_vocabulary"):
         train_drafter(request(root, tmp_path / "out", max_steps=2), lambda line: None)
     with pytest.raises(TrainingDataError, match="initial_drafter .* fixes block_size"):

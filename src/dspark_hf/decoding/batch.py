@@ -25,7 +25,8 @@ from .row_criteria import ask_criteria
 from .row_drafter import RowDrafter
 from .row_layout import LayoutChooser, padded_to
 from .row_result import common_end, cut_rows, joined_result
-from .row_state import Row, RowCounts, RowState
+from .row_rounds import RoundBook
+from .row_state import Row, RowState
 from .row_target import RowOutputs, RowTarget
 from .sampling import no_law_error
 from .stopping import RowStops
@@ -55,7 +56,6 @@ class BatchRun:
         input_ids: Tensor,
         streamer: BaseStreamer | None = None,
     ) -> None:
-        self._warn_of_unusable = warn_of_unusable
         self._streamer = streamer
         self._model = model
         num_rows, length = input_ids.shape
@@ -94,7 +94,7 @@ class BatchRun:
         self._texts = input_ids.new_zeros(num_rows, self._max_length + 1)
         self._texts[:, :length] = input_ids
         self._ids = self._texts  # of the rows in the caches
-        self._counts = RowCounts(num_rows, num_slots)
+        self._book = RoundBook(num_rows, num_slots, self._generator.scheduler, warn_of_unusable)
         self._report = SpeculationReport()  # of all rows together: seconds and forwards
         self._clock = StageClock(self._report)
 
@@ -219,11 +219,7 @@ class BatchRun:
         self._clock.mark("accept_s")
         self._refuse_no_law(facts)
         if is_round:
-            self._count(facts, proposal)
-            took_part = facts[:, self._took_part()]
-            self._generator.scheduler.observe(
-                acceptance.num_accepted, lengths, took_part[2].tolist(), took_part[4].tolist()
-            )
+            self._book.add(self._rows, facts, proposal, acceptance)
         self._append(new, num_kept)
         if self._stops.asks_rows:  # sends what it changed to the device
             scores = verification.scores if self._wants("output_scores") else None
@@ -259,24 +255,7 @@ class BatchRun:
                     self._streamer.put(token[None])
             row.num_text += kept
             row.num_real += kept
-        self._counts.add_tokens(self._indices(), facts[0])
-
-    def _count(self, facts: Tensor, proposal: Proposal | None) -> None:
-        num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
-        took_part = self._took_part()
-        _, _, num_accepted, _, lengths, num_usable = facts[:, took_part]
-        is_unusable = num_usable < num_drafted
-        self._counts.add_round(self._indices()[took_part], num_drafted, lengths, num_accepted, is_unusable)
-        if any(is_unusable.tolist()):
-            self._warn_of_unusable()
-
-    def _took_part(self) -> Tensor:
-        """Which rows in the caches had not ended before this round, bool on the host."""
-        return torch.tensor([not row.is_done for row in self._rows])
-
-    def _indices(self) -> Tensor:
-        """Places in the result of the rows in the caches, int64 on the host."""
-        return torch.tensor([row.index for row in self._rows])
+        self._book.counts.add_tokens(torch.tensor([row.index for row in self._rows]), facts[0])
 
     def _is_over(self) -> bool:
         """Whether every row has ended; without end tokens, whether all have stopped and come as far as the last."""
@@ -311,8 +290,8 @@ class BatchRun:
     def _result(self) -> GenerateDSparkOutput | Tensor:
         self._store(self._rows)
         if (end := self._end()) is not None:
-            cut_rows(self._all_rows, end, self._counts)
-        by_row = self._counts.reports()
+            cut_rows(self._all_rows, end, self._book.counts)
+        by_row = self._book.counts.reports()
         num_forwards = self._report.num_target_forwards
         for row_report in by_row:
             self._report.merge(row_report)

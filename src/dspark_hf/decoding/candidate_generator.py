@@ -14,7 +14,7 @@ from .._compat import TargetModel, let_record_outputs
 from ..errors import IncompatibleTargetError
 from ..model.context_cache import DraftContextCache
 from ..modeling_dspark import DSparkDraftModel
-from .calibrate import calibrate
+from .calibrate import calibrate, calibration_for
 from .draft import draft_block
 from .policies.facts import RoundFacts
 from .prefixes import Prefixes
@@ -78,6 +78,8 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._settings = resolve_settings(config, generation_config, why_no_costs=why_none)
         num_slots = self._settings.num_draft_tokens
         self.scheduler = Scheduler(self._settings.new_policy(), num_slots, profile, self._target_device)
+        calibration = calibration_for(config, generation_config)
+        self._calibration = None if calibration is None else calibration.to(self._target_device)
         self._padding_mask: Tensor | None = model_kwargs.get("attention_mask")
         indices = [layer_id + 1 for layer_id in config.target_layer_ids]
         self._feature_indices = indices
@@ -139,7 +141,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             do_sample=self._do_sample,
             vocab_size=self._vocab_size,
         )
-        confidence = calibrate(block.confidence_logits)
+        confidence = calibrate(block.confidence_logits, self._calibration)
         round_facts = RoundFacts.of(block, costs=self.scheduler.costs, **facts)
         return Proposal(block, confidence, self.scheduler.lengths(confidence, round_facts))
 

@@ -17,6 +17,7 @@ from ..modeling_dspark import DSparkDraftModel
 from .accept import accept
 from .batch import BatchRun
 from .candidate_generator import DSparkCandidateGenerator
+from .observers import RoundTeller
 from .outputs import OutputRecorder
 from .prompt_inputs import refuse_chunk_size, refuse_inputs, start_from_empty_cache
 from .refusals import refuse_processors
@@ -112,7 +113,7 @@ def _one_by_one(
     _warn_of_rows(type(call.model).__name__, reason)
     num_rows, num_sequences = input_ids.shape[0], call.generation_config.num_return_sequences
     runs = [
-        _run_row(call, processors_for_rows(logits_processor, [row], num_rows, num_sequences), None, ids, kwargs)
+        _run_row(call, processors_for_rows(logits_processor, [row], num_rows, num_sequences), None, ids, kwargs, row)
         for row, (ids, kwargs) in enumerate(split_rows(input_ids, model_kwargs))
     ]
     for run in runs:
@@ -137,12 +138,13 @@ def _run_row(
     streamer: BaseStreamer | None,
     input_ids: Tensor,
     model_kwargs: dict[str, Any],
+    row: int = 0,
 ) -> "_Run":
-    """Generate after one prompt `[1, length]`."""
+    """Generate after one prompt `[1, length]`, the `row`-th of its call."""
     config = call.generation_config
     generator = DSparkCandidateGenerator(call.drafter, call.model, config, logits_processor, model_kwargs)
     runner = TargetRunner(call.model, model_kwargs, config, generator.model_kwargs_overrides)
-    run = _Run(generator, runner, call.stopping_criteria, config, streamer, call.warn_of_unusable)
+    run = _Run(generator, runner, call.stopping_criteria, config, streamer, call.warn_of_unusable, row)
     runner.refuse_prompt(input_ids)
     # After all refusals that need no forward: it may empty the caller's cache.
     start_from_empty_cache(call.model, input_ids, model_kwargs, config)
@@ -167,6 +169,7 @@ class _Run:
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None,
         warn_of_unusable: Callable[[], None],
+        row: int,
     ) -> None:
         self.ids: Tensor
         self.report = SpeculationReport(num_calls=1)
@@ -178,6 +181,7 @@ class _Run:
         self._warn_of_unusable = warn_of_unusable
         self._do_sample = bool(generation_config.do_sample)
         self._clock = StageClock(self.report)
+        self._teller = RoundTeller(row)
 
     def prompt(self, input_ids: Tensor) -> bool:
         """Run the prompt and commit the target's first token, a round without a draft; True when that was the last."""
@@ -275,6 +279,7 @@ class _Run:
     def _count(self, proposal: Proposal | None, width: int, num_accepted: int) -> None:
         num_drafted = 0 if proposal is None else proposal.block.tokens.shape[1]
         self.report.count_round(num_drafted, width, num_accepted)
+        self._teller.tell(proposal, [0], [0], [width], [num_accepted])
         if proposal is not None and int(proposal.block.num_usable[0]) < num_drafted:
             self._warn_of_unusable()
             self.report.num_unusable_rounds += 1

@@ -69,16 +69,16 @@ class Scheduler:
         return schedule(self._policy, confidence, facts)
 
     def observe(
-        self, num_accepted: Tensor, lengths: Tensor, live_accepted: Sequence[int], live_lengths: Sequence[int]
+        self, num_accepted: Tensor, lengths: Tensor | None, live_accepted: Sequence[int], live_lengths: Sequence[int]
     ) -> None:
         """Take what the round came to; later rounds may depend on it.
 
         Args:
-            num_accepted, lengths: Drafts accepted and verified, int64 `[rows]`.
+            num_accepted, lengths: Drafts accepted and verified, int64 `[rows]`; without lengths nothing was drafted.
             live_accepted, live_lengths: The same of the rows that took part, on the host.
         """
         drafted, self._round = self._round, None
-        if drafted is not None:
+        if drafted is not None and lengths is not None:
             self._policy.observe(drafted[0], lengths, num_accepted, drafted[1])
         if self._gate is None or self._costs is None:
             return

@@ -40,3 +40,30 @@ def roc_auc(predicted: Tensor, positive_weight: Tensor, negative_weight: Tensor)
     below = negative.cumsum(0) - negative
     pairs = positive.sum() * negative.sum()
     return float((positive * (below + 0.5 * negative)).sum() / pairs) if pairs > 0 else float("nan")
+
+
+def brier_score(predicted: Tensor, outcome: Tensor) -> float:
+    """Mean squared difference of probabilities and outcomes, both `[n]`; NaN for none."""
+    return float((predicted.double() - outcome.double()).square().mean())
+
+
+def calibrated_error_floor(predicted: Tensor, *, seed: int, num_draws: int = 1000) -> tuple[float, float]:
+    """Calibration error that a perfectly calibrated head would show by chance: mean and 97.5 % quantile.
+
+    Outcomes are drawn from the predictions themselves, independently; real ones of one prompt are alike, so the true
+    floor is a little higher.
+
+    Args:
+        predicted: Probabilities `[n]`.
+        seed: Of the draws.
+        num_draws: Sets of outcomes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    errors = torch.tensor(
+        [
+            expected_calibration_error(predicted, (torch.rand(len(predicted), generator=generator) < predicted).float())
+            for _ in range(num_draws)
+        ],
+        dtype=torch.float64,
+    )
+    return float(errors.mean()), float(errors.quantile(0.975))

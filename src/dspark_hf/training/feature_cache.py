@@ -35,7 +35,14 @@ MANIFEST_NAME = "features.json"
 SHARD_BYTES = 256 * 2**20
 # Tokens of one target forward, padding counted.
 BATCH_TOKENS = 2048
-_NOT_OF_THE_FORWARD = ("transformers_version", "_name_or_path", "_attn_implementation", "use_cache", "dtype")
+_NOT_OF_THE_FORWARD = (
+    "transformers_version",
+    "_name_or_path",
+    "_attn_implementation",
+    "use_cache",
+    "dtype",
+    "calibration",
+)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def prepare(request: TrainingRequest, echo: Echo) -> Prepared:
     else:
         loaded = load_drafter(request.initial_drafter, target, request.target, tokenizer, seed=request.seed)
         drafter = loaded.model.float()
+        drafter.config.calibration = None  # of weights that training is about to change
     for line in _describe(drafter, train, held_out):
         echo(line)
     reader = TargetReader(target, drafter.config)

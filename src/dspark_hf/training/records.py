@@ -88,10 +88,14 @@ def split_held_out(
     train: list[TrainingSequence] = []
     held_out: list[TrainingSequence] = []
     for sequence in sequences:
-        digest = hashlib.sha256(sequence.id.encode()).digest()
-        share = int.from_bytes(digest[:8], "big") / 2**64
-        (held_out if share < fraction else train).append(sequence)
+        (held_out if is_held_out(sequence.id, fraction) else train).append(sequence)
     return train, held_out
+
+
+def is_held_out(prompt_id: str, fraction: float) -> bool:
+    """Whether training with that `held_out_fraction` leaves the prompt of this id out."""
+    digest = hashlib.sha256(prompt_id.encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < fraction
 
 
 def data_digest(sequences: Iterable[TrainingSequence], *, with_prompt_ids: bool = False) -> str:

@@ -1,0 +1,47 @@
+"""A new calibration from rounds that are over, for a drafter whose confidence has drifted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import GenerationConfig
+
+from ..config_rules import CALIBRATION_MODES
+from ..configuration_dspark import DSparkConfig
+from ..decoding.calibrate import law_settings, mode_of
+from ..decoding.observers import EndedRounds
+from .proposals import proposals_of
+from .sts import FittedCalibration, SequentialTemperatureScaling
+
+HELD_OUT_FRACTION = 0.3
+
+
+def refit(
+    config: DSparkConfig, rounds: Sequence[EndedRounds], generation_config: GenerationConfig, *, seed: int = 0
+) -> FittedCalibration:
+    """Fit one mode again and put it into a drafter's config; generate() calls that start later use it.
+
+    Only rounds that are over count, so no decision about a draft depends on the draft itself. A slot whose new
+    map is worse than none on a held-out part of the texts gets none.
+
+    Args:
+        config: The drafter's; its `calibration` gets a new entry for the mode.
+        rounds: All of the mode of `generation_config`, e.g. `DriftWatch.rounds`.
+        generation_config: What they were decoded under.
+        seed: Of the held-out part.
+
+    Raises:
+        CalibrationError: as for `SequentialTemperatureScaling.fit`; the config is unchanged then.
+    """
+    proposals = proposals_of(rounds)
+    fitted = SequentialTemperatureScaling(maps="auto").fit(*proposals.split(HELD_OUT_FRACTION, seed=seed))
+    mode = mode_of(generation_config)
+    assert mode in CALIBRATION_MODES, "modes are the keys of a calibration"
+    num_missing = config.block_size - proposals.num_slots  # slots that no round drafted
+    entry: dict[str, Any] = {
+        "temperatures": [*fitted.temperatures, *[1.0] * num_missing],
+        "platt": None if fitted.platt is None else [*map(list, fitted.platt), *[[1.0, 0.0]] * num_missing],
+        "settings": law_settings(generation_config),
+        "num_proposals": len(proposals),
+    }
+    config.calibration = {**(config.calibration or {}), mode: entry}
+    return fitted
