@@ -34,10 +34,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, help="JSONL; by default those of `make quickstart`")
     parser.add_argument("--batch-size", type=int, action="append", help="may be repeated; by default 1 to 32")
-    parser.add_argument("--num-prompts", type=int, default=32, help="that make the batches of each size")
+    parser.add_argument("--num-batches", type=int, default=2, help="of each size; of small sizes more, for 4 prompts")
     parser.add_argument("--repetitions", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--policy", action="append", help="may be repeated; by default full")
+    parser.add_argument("--policy", action="append", help="may be repeated; default: the drafter's own")
+    parser.add_argument(
+        "--fixed", type=int, action="append", default=[], help="verify so many drafts always; repeatable"
+    )
     parser.add_argument("--layout", default="auto")
     parser.add_argument("--static", action="store_true", help="also the drafter with cache_implementation='static'")
     parser.add_argument("--dtype", default="bfloat16")
@@ -49,14 +52,22 @@ def main() -> None:
     prompts = quickstart_prompts() if arguments.prompts is None else load_prompts(arguments.prompts)
     encoded = [encode_prompt(tokenizer, prompt)[0].tolist() for prompt in prompts]
     ways: dict[str, dict[str, Any]] = dict(PLAIN)
-    for policy in arguments.policy or ("full",):
-        options = {"assistant_model": drafter, "verification_policy": policy, "verification_layout": arguments.layout}
+    for policy in arguments.policy or ("default",):
+        named = None if policy == "default" else policy
+        options = {"assistant_model": drafter, "verification_policy": named, "verification_layout": arguments.layout}
         ways[policy] = options
         if arguments.static:
             ways[f"{policy}, static"] = options | {"cache_implementation": "static"}
+    for length in arguments.fixed:
+        ways[f"fixed {length}"] = {
+            "assistant_model": drafter,
+            "verification_policy": "full",
+            "num_assistant_tokens": length,
+            "verification_layout": arguments.layout,
+        }
     rows = []
     for size in arguments.batch_size or (1, 2, 4, 8, 16, 32):
-        num_batches = max(1, arguments.num_prompts // size)
+        num_batches = max(arguments.num_batches, 4 // size)
         chosen = [encoded[i % len(encoded)] for i in range(num_batches * size)]
         batches = [chosen[start : start + size] for start in range(0, len(chosen), size)]
         rows += _measured(target, ways, batches, arguments)
@@ -66,7 +77,7 @@ def main() -> None:
         settings = {key: str(value) for key, value in vars(arguments).items()}
         content = {
             "settings": settings,
-            "provenance": asdict(collect_provenance(target.device, target.dtype, seed=0, n=arguments.num_prompts)),
+            "provenance": asdict(collect_provenance(target.device, target.dtype, seed=0, n=arguments.repetitions)),
             "rows": rows,
         }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -84,7 +95,7 @@ def _measured(
         order = list(ways)
         shuffled.shuffle(order)
         sums = dict.fromkeys(ways, 0.0)
-        for batch in batches:
+        for batch in batches if repetition >= 0 else batches[:1]:
             ids, mask = pad_left(batch, target.device)
             for way in order:
                 with record_speculation() as report:

@@ -123,14 +123,17 @@ class DSparkCandidateGenerator(CandidateGenerator):
         num_slots = min(self._settings.num_draft_tokens, self._max_length - ids.shape[1] - 1)
         if num_slots <= 0 or not self.scheduler.wants_draft(1, self._num_observed):
             return None
-        return self._draft(self._block_hidden(ids[:, -1:])[:, :num_slots], ids, row_ids=(0,))
+        return self._draft(self._block_hidden(ids[:, -1:]), num_slots, ids, row_ids=(0,))
 
-    def _draft(self, hidden: Tensor, prefix_ids: Tensor | Prefixes, **facts: Any) -> Proposal:
-        """Stages 1 to 3 after the backbone: `hidden` `[rows, slots, hidden]` of blocks that follow `prefix_ids`.
+    def _draft(self, hidden: Tensor, num_slots: int, prefix_ids: Tensor | Prefixes, **facts: Any) -> Proposal:
+        """Stages 1 to 3 after the backbone: `hidden` `[rows, block, hidden]` of blocks that follow `prefix_ids`.
 
         Args:
+            num_slots: Drafts to make, at most the block.
             **facts: Of [`RoundFacts.of`].
         """
+        # Contiguous: a product of many rows with every few slots left out takes several times as long on a CPU.
+        hidden = hidden[:, :num_slots].contiguous()
         block = draft_block(
             self._drafter,
             hidden,

@@ -89,8 +89,8 @@ class RowDrafter(DSparkCandidateGenerator):
         num_slots = min(self._settings.num_draft_tokens, max_room)
         if num_slots <= 0 or not self.scheduler.wants_draft(num_live, max_context):
             return None
-        hidden = self._block_hidden_of_rows(prefixes.last[:, None], num_context, max_context)[:, :num_slots]
-        return self._draft(hidden, prefixes, row_ids=prefixes.rows, is_live=is_live, room=room)
+        hidden = self._block_hidden_of_rows(prefixes.last[:, None], num_context, max_context)
+        return self._draft(hidden, num_slots, prefixes, row_ids=prefixes.rows, is_live=is_live, room=room)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those of int64 `rows`."""
