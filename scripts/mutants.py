@@ -45,6 +45,8 @@ TESTS = {
         f"policies/{name}.py": ["unit/policies/test_order.py", "unit/policies/test_policy_laws.py"]
         for name in ("facts", "pool", "prefix", "block", "lagged", "floor")
     },
+    "policies/depth.py": ["unit/policies/test_depth.py"],
+    "policies/facts.py": ["unit/policies/test_gate.py", "unit/policies/test_order.py"],
     "policies/gate.py": ["unit/policies/test_gate.py"],
     "stopping.py": ["unit/test_stopping.py"],
     "draft.py": ["unit/test_sampling.py", "integration/test_drafting_reference.py"],

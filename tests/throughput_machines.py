@@ -26,9 +26,10 @@ class StaircaseMachine:
         self.calls.append(("step", self.num_rows, tokens_per_row, context))
         return 1e-3 * math.ceil(self.num_rows * tokens_per_row / 4) * (1 + context / 100)
 
-    def draft_s(self, context):
-        self.calls.append(("draft", self.num_rows, context))
-        return 1e-4 * self.num_rows * (1 + context / 100)
+    def draft_s(self, context, num_slots=None):
+        self.calls.append(("draft" if num_slots is None else f"{num_slots} slots", self.num_rows, context))
+        share = 1.0 if num_slots is None else 0.5 + 0.5 * (num_slots - 1) / (BLOCK_SIZE - 1)
+        return share * 1e-4 * self.num_rows * (1 + context / 100)
 
     def plain_step_s(self, context):
         self.calls.append(("plain", self.num_rows, context))

@@ -18,8 +18,8 @@ NUM_NEW = 24
 class Machine:
     """Stands for a profile: `step_s(B)` for every number of rows and context."""
 
-    def __init__(self, step_s, draft_s=0.0, max_rows=32):
-        self.make, self.seconds = step_s, draft_s
+    def __init__(self, step_s, draft_s=0.0, max_rows=32, slot_s=0.0):
+        self.make, self.seconds, self.slot_s = step_s, draft_s, slot_s
         self.grid = ProfileGrid(tuple(range(1, max_rows + 1)), tuple(range(1, 9)), (1, 4096))
         self.asked = []
 
@@ -28,7 +28,9 @@ class Machine:
 
     def step_costs(self, num_rows, context):
         self.asked.append((num_rows, context))
-        return MeasuredCosts(torch.tensor([self.make(b) for b in range(num_rows * 8 + 1)]).double(), self.seconds)
+        return MeasuredCosts(
+            torch.tensor([self.make(b) for b in range(num_rows * 8 + 1)]).double(), self.seconds, self.slot_s
+        )
 
     def overhead_s(self, num_rows):
         return 0.0
@@ -82,6 +84,21 @@ def test_no_draft_is_made_where_none_can_pay(num_rows, on):
     assert report.num_drafted == 0
     assert report.num_target_forwards == NUM_NEW
     assert machine.asked[0] == (num_rows, 5)
+
+
+def test_slots_that_cost_more_than_they_bring_are_not_drafted(on, monkeypatch):
+    on(Machine(lambda b: 1.0, draft_s=0.5, slot_s=0.1))
+    monkeypatch.setattr("dspark_hf.decoding.policies.depth.MIN_ROW_ROUNDS", 6.0)
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, 3)
+    expected = greedy(target, **inputs, max_new_tokens=40)
+    for hit_rate, is_left_out in ((0.3, True), (1.0, False)):
+        oracle = OracleDrafter.for_target(target, whole, hit_rate=hit_rate)
+        with record_speculation() as report:
+            got = greedy(target, **inputs, max_new_tokens=40, verification_policy="block", assistant_model=oracle)
+        assert torch.equal(got, expected)
+        per_round = report.num_drafted / report.num_rounds
+        assert (per_round < 0.7 * oracle.config.block_size) == is_left_out
 
 
 def test_drafts_are_made_where_steps_cost_nothing_more(on):

@@ -123,6 +123,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         num_slots = min(self._settings.num_draft_tokens, self._max_length - ids.shape[1] - 1)
         if num_slots <= 0 or not self.scheduler.wants_draft(1, self._num_observed):
             return None
+        num_slots = self.scheduler.slots(1, num_slots)
         return self._draft(self._block_hidden(ids[:, -1:]), num_slots, ids, row_ids=(0,))
 
     def _draft(self, hidden: Tensor, num_slots: int, prefix_ids: Tensor | Prefixes, **facts: Any) -> Proposal:

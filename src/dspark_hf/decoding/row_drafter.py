@@ -89,6 +89,7 @@ class RowDrafter(DSparkCandidateGenerator):
         num_slots = min(self._settings.num_draft_tokens, max_room)
         if num_slots <= 0 or not self.scheduler.wants_draft(num_live, max_context):
             return None
+        num_slots = self.scheduler.slots(num_live, num_slots)
         hidden = self._block_hidden_of_rows(prefixes.last[:, None], num_context, max_context)
         return self._draft(hidden, num_slots, prefixes, row_ids=prefixes.rows, is_live=is_live, room=room)
 

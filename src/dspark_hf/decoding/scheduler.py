@@ -9,6 +9,7 @@ from .._compat import TargetModel
 from ..fitting.profile_store import find_profile
 from ..fitting.throughput import ThroughputProfile
 from ..modeling_dspark import DSparkDraftModel
+from .policies.depth import DraftDepth
 from .policies.facts import RoundFacts, StepCosts, VerificationPolicy
 from .policies.gate import DraftGate
 from .policies.simple import FullPolicy
@@ -35,8 +36,11 @@ class Scheduler:
         self._policy = policy
         self._profile = profile if policy.needs_costs else None
         self._gate = None if self._profile is None else DraftGate(num_slots)
+        self._depth = DraftDepth(num_slots)
+        self._num_slots = num_slots
         self._device = device
         self._known_costs: dict[tuple[int, int], StepCosts] = {}
+        self._known_shorter: dict[tuple[int, int], StepCosts] = {}  # by the id of costs, and slots left out
         self._costs: StepCosts | None = None  # of the round in progress
         self._round: tuple[Confidence, RoundFacts] | None = None
 
@@ -63,6 +67,17 @@ class Scheduler:
         self._costs = self._costs_of(self._profile, num_live, context)
         return self._gate.wants_draft(num_live, self._costs)
 
+    def slots(self, num_live: int, most: int) -> int:
+        """Slots to draft in a round that drafts, at most `most` >= 1; called after [`wants_draft`]."""
+        if self._costs is None:
+            return most
+        num_slots = min(most, self._depth.slots(num_live, self._costs))
+        key = id(self._costs), self._num_slots - num_slots
+        if key not in self._known_shorter:  # kept, since policies keep what they derive from costs with them
+            self._known_shorter[key] = self._costs.without_slots(key[1])
+        self._costs = self._known_shorter[key]
+        return num_slots
+
     def lengths(self, confidence: Confidence, facts: RoundFacts) -> Tensor:
         """Drafts to verify, int64 `[rows]`."""
         self._round = confidence, facts
@@ -86,6 +101,7 @@ class Scheduler:
             self._gate.observe_plain(len(live_lengths), self._costs)
         else:
             self._gate.observe(live_accepted, live_lengths, self._costs)
+            self._depth.observe(live_accepted, live_lengths, drafted[1].num_slots, self._costs)
 
     def _costs_of(self, profile: ThroughputProfile, num_live: int, context: int) -> StepCosts:
         key = num_live, context // COSTS_EVERY_TOKENS
@@ -98,6 +114,7 @@ class Scheduler:
                 profile.overhead_s(num_rows),
                 device=self._device,
                 dtype=torch.float32 if self._device.type == "mps" else torch.float64,
+                slot_s=measured.slot_s,
             )
         return self._known_costs[key]
 

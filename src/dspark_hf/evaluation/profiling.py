@@ -148,8 +148,9 @@ class PairBench:
         """Seconds of `RowTarget.forward`."""
         return self._seconds(lambda: self._step(tokens_per_row, context))
 
-    def draft_s(self, context: int) -> float:
+    def draft_s(self, context: int, num_slots: int | None = None) -> float:
         """Seconds of `RowDrafter.propose_rows`, which first takes in the features of a whole block."""
+        num_slots = num_slots or self._num_slots
         positions = self._positions(self._num_slots + 1, max(0, context - self._num_slots - 1))
         self._drafts.observe_rows(self._features, positions, torch.ones_like(positions, dtype=torch.bool))
         ids = self._tokens(context + 1)
@@ -163,7 +164,7 @@ class PairBench:
                 room,
                 torch.ones_like(ends, dtype=torch.bool),
                 max_context=context,
-                max_room=self._num_slots,
+                max_room=num_slots,
                 num_live=self._num_rows,
             )
         )

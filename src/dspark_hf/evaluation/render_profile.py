@@ -27,12 +27,20 @@ def render_profile(profile: ThroughputProfile, console: Console) -> None:
 def _steps_table(profile: ThroughputProfile, c: int) -> Table:
     grid = profile.grid
     table = Table(title=f"context {grid.contexts[c]}: milliseconds", box=box.SIMPLE)
-    for name in ("rows", *(f"step, {tokens}/row" for tokens in grid.tokens_per_row), "draft", "other", "plain step"):
+    for name in (
+        "rows",
+        *(f"step, {tokens}/row" for tokens in grid.tokens_per_row),
+        "draft",
+        "1 slot",
+        "other",
+        "plain step",
+    ):
         table.add_column(name, justify="right")
     for r, num_rows in enumerate(grid.num_rows):
         cells = [
             *profile.step.median_s[r, :, c].tolist(),
             float(profile.draft.median_s[r, c]),
+            float(profile.first_slot.median_s[r, c]),
             float(profile.overhead.median_s[r]),
             float(profile.plain.median_s[r, c]),
         ]

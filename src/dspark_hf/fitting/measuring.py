@@ -26,8 +26,8 @@ class Bench(Protocol):
         """Seconds of a target step of `tokens_per_row` tokens for each row."""
         ...
 
-    def draft_s(self, context: int) -> float:
-        """Seconds of drafting a block for every row."""
+    def draft_s(self, context: int, num_slots: int | None = None) -> float:
+        """Seconds of drafting `num_slots` slots for every row; None: the whole block."""
         ...
 
     def plain_step_s(self, context: int) -> float:
@@ -78,6 +78,7 @@ class Measured(NamedTuple):
 
     step: Timings
     draft: Timings
+    first_slot: Timings
     plain: Timings
     overhead: Timings
 
@@ -115,6 +116,7 @@ def _points(grid: ProfileGrid) -> Iterator[tuple[str, tuple[int, ...]]]:
     for c in range(len(grid.contexts)):
         yield from (("step", (t, c)) for t in range(len(grid.tokens_per_row)))
         yield "draft", (c,)
+        yield "first_slot", (c,)
         yield "plain", (c,)
     yield "overhead", ()
 
@@ -125,4 +127,6 @@ def _time(bench: Bench, grid: ProfileGrid, kind: str, index: tuple[int, ...]) ->
     context = grid.contexts[index[-1]]
     if kind == "step":
         return bench.step_s(grid.tokens_per_row[index[0]], context)
-    return bench.draft_s(context) if kind == "draft" else bench.plain_step_s(context)
+    if kind == "plain":
+        return bench.plain_step_s(context)
+    return bench.draft_s(context, 1 if kind == "first_slot" else None)

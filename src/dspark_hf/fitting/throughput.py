@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import ThroughputProfileError
 from .fingerprint import Fingerprint
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class MeasuredCosts(NamedTuple):
@@ -24,11 +24,13 @@ class MeasuredCosts(NamedTuple):
 
     Attributes:
         step_s: float64 `[max_B + 1]`, seconds of a target step that verifies B tokens, by B.
-        draft_s: Seconds of the draft before it, whatever B is.
+        draft_s: Seconds of the draft of whole blocks before it, whatever B is.
+        slot_s: Of those, seconds of each slot but the first.
     """
 
     step_s: Tensor
     draft_s: float
+    slot_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class ThroughputProfile:
         target, drafter: Their names, for people; a drafter without one is what `dspark profile` takes by default.
         grid: Where it was measured.
         step: Target steps, `[rows, tokens_per_row, contexts]`.
-        draft: Greedy drafts (stages 1 to 3) of all rows, `[rows, contexts]`.
+        draft: Greedy drafts (stages 1 to 3) of whole blocks of all rows, `[rows, contexts]`.
+        first_slot: The same of one slot.
         plain: Steps of plain generate() with its dynamic cache, one token a row, `[rows, contexts]`.
         overhead: The rest of a round (acceptance, commit, bookkeeping), `[rows]`, at a short context.
         num_repeats: Measurements per point.
@@ -111,6 +114,7 @@ class ThroughputProfile:
     grid: ProfileGrid
     step: Timings
     draft: Timings
+    first_slot: Timings
     plain: Timings
     overhead: Timings
     num_repeats: int
@@ -152,7 +156,10 @@ class ThroughputProfile:
         self._check_rows(num_rows)
         num_tokens = np.arange(num_rows * self.grid.tokens_per_row[-1] + 1)
         step_s = torch.from_numpy(self._curve(num_rows, context, num_tokens))
-        return MeasuredCosts(step_s, self.draft_s(num_rows, context))
+        draft_s = self.draft_s(num_rows, context)
+        num_others = self.grid.tokens_per_row[-1] - 2  # slots behind the first
+        slot_s = (draft_s - self._at(self.first_slot, num_rows, context)) / num_others if num_others else 0.0
+        return MeasuredCosts(step_s, draft_s, max(0.0, slot_s))
 
     def draft_s(self, num_rows: int, context: int) -> float:
         """Seconds of drafting a block for each of `num_rows` rows.
@@ -265,6 +272,7 @@ class ThroughputProfile:
 TIMING_AXES = {
     "step": ("num_rows", "tokens_per_row", "contexts"),
     "draft": ("num_rows", "contexts"),
+    "first_slot": ("num_rows", "contexts"),
     "plain": ("num_rows", "contexts"),
     "overhead": ("num_rows",),
 }

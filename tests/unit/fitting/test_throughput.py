@@ -61,11 +61,12 @@ def test_contexts_outside_are_those_at_the_edge(profile):
 
 def test_costs_by_tokens_are_those_of_single_queries(profile):
     for num_rows in (1, 2, 3, 4):
-        step_s, draft_s = profile.step_costs(num_rows, 17)
+        step_s, draft_s, slot_s = profile.step_costs(num_rows, 17)
         assert step_s.dtype == torch.float64
         assert step_s[1:].tolist() == [profile.step_s(num_rows, b, 17) for b in range(1, len(step_s))]
         assert len(step_s) == num_rows * (BLOCK_SIZE + 1) + 1
         assert draft_s == profile.draft_s(num_rows, 17)
+        assert slot_s == pytest.approx(0.5 * draft_s / (BLOCK_SIZE - 1)), "half of a block is for its first slot"
 
 
 def test_fewer_tokens_than_rows_cost_one_token_a_row(profile):
@@ -109,7 +110,7 @@ def test_every_point_is_measured_as_often_as_asked_in_changing_order():
     plan = ProfilePlan((1, 2, 4), (10, 30), 3)
     counts = Counter(machine.calls)
     assert set(counts.values()) == {3}
-    assert len(machine.calls) == num_measurements(plan, profile.grid) == 3 * 3 * (4 * 2 + 2 + 2 + 1)
+    assert len(machine.calls) == num_measurements(plan, profile.grid) == 3 * 3 * (4 * 2 + 2 + 2 + 2 + 1)
     third = len(machine.calls) // 3
     rounds = [machine.calls[start : start + third] for start in range(0, len(machine.calls), third)]
     assert len({tuple(calls) for calls in rounds}) == 3

@@ -1,7 +1,7 @@
 """What a verification policy may know besides confidences, and the interface of all policies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
@@ -25,12 +25,14 @@ class StepCosts:
             over the rows that have not ended. Entry 0 is never read, nor those beyond live rows * (1 + slots).
             float64, or float32 where a device has nothing better.
         draft_s: Seconds of one draft of the present rows.
+        slot_s: Of those, seconds of each slot but the first.
         overhead_s: Seconds of a round that are neither, drafted or not.
     """
 
     step_s: Tensor
     draft_s: float = 0.0
     overhead_s: float = 0.0
+    slot_s: float = 0.0
 
     @classmethod
     def of(
@@ -40,11 +42,24 @@ class StepCosts:
         overhead_s: float = 0.0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float64,
+        slot_s: float = 0.0,
     ) -> "StepCosts":
         """Costs from numbers on the host, which nobody then has to read back from the device."""
-        costs = cls(torch.tensor(step_s, dtype=dtype, device=device), draft_s, overhead_s)
+        costs = cls(torch.tensor(step_s, dtype=dtype, device=device), draft_s, overhead_s, slot_s)
         costs.__dict__["seconds"] = tuple(step_s)  # as the cached property would
         return costs
+
+    def without_slots(self, num_left_out: int) -> "StepCosts":
+        """The same where so many slots at the end of the block are not drafted."""
+        if not num_left_out:
+            return self
+        costs = replace(self, draft_s=self.draft_s - num_left_out * self.slot_s)
+        costs.__dict__["seconds"] = self.seconds
+        return costs
+
+    def round_seconds(self, num_tokens: int) -> float:
+        """Seconds of a drafted round that verifies B = `num_tokens`, on the host."""
+        return self.seconds[min(num_tokens, len(self.seconds) - 1)] + self.draft_s + self.overhead_s
 
     @property
     def sps(self) -> Tensor:

@@ -98,7 +98,7 @@ class DraftGate:
         num_live = len(lengths)
         keep = max(0.0, 1.0 - num_live / MEMORY_ROW_ROUNDS)
         self._learn(num_accepted, lengths, keep)
-        tokens, round_s = num_live + sum(num_accepted), _round_s(costs, num_live + sum(lengths))
+        tokens, round_s = num_live + sum(num_accepted), costs.round_seconds(num_live + sum(lengths))
         self._total_s += round_s
         self._seen = keep * self._seen[0] + tokens, keep * self._seen[1] + round_s
         self._num_drafted += 1
@@ -158,14 +158,10 @@ class DraftGate:
             survival *= accepted / judged
             for n in range(1, num_live + 1):  # all rows are alike, so slot k of each comes before any slot k + 1
                 tokens += survival
-                round_s = _round_s(costs, num_live * (1 + k) + n)
+                round_s = costs.round_seconds(num_live * (1 + k) + n)
                 if not self._verifies_all and tokens * best[1] > best[0] * round_s:
                     best = (tokens, round_s)
-        return (tokens, _round_s(costs, num_live * (1 + len(self._num_judged)))) if self._verifies_all else best
-
-
-def _round_s(costs: StepCosts, b: int) -> float:
-    return costs.seconds[min(b, len(costs.seconds) - 1)] + costs.draft_s + costs.overhead_s
+        return (tokens, costs.round_seconds(num_live * (1 + len(self._num_judged)))) if self._verifies_all else best
 
 
 def _plain_s(costs: StepCosts, num_live: int) -> float:
