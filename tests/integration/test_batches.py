@@ -9,6 +9,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria
 
 from dspark_hf import UnsupportedGenerationError, record_speculation
 from dspark_hf.decoding import batch as batch_module
+from dspark_hf.decoding import row_target
 
 NUM_NEW = 20
 
@@ -155,3 +156,37 @@ def test_time_that_runs_out_ends_all_rows():
     inputs = ragged([3, 6, 4])
     output = greedy(target, **inputs, max_new_tokens=500, max_time=0.0, assistant_model=tiny_drafter(target))
     assert output.shape == (3, 7)
+
+
+class NamesEndTokens(EndsOnMultiples):
+    eos_token_id = torch.tensor([3])
+
+
+def test_rows_behind_the_stop_of_a_criterion_that_names_end_tokens_are_padded():
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, 4)
+    common = {"max_new_tokens": NUM_NEW, "stopping_criteria": [NamesEndTokens()]}
+    expected = greedy(target, **inputs, **common)
+    assert (expected == 0).any()
+    for drafter in (tiny_drafter(target), OracleDrafter.for_target(target, whole, hit_rate=0.8)):
+        assert torch.equal(together(target, drafter, inputs, **common), expected)
+
+
+def test_the_prompt_runs_before_the_target_is_made_ready_for_decoding(monkeypatch):
+    """What transformers then does to mixtures of experts copies weights for each token."""
+    target, order = tiny_target(), []
+    prefill, ready = row_target.RowTarget.prefill, type(target)._optimize_model_for_decode
+    monkeypatch.setattr(
+        row_target.RowTarget, "prefill", lambda self, *a, **k: order.append("prompt") or prefill(self, *a, **k)
+    )
+    monkeypatch.setattr(type(target), "_optimize_model_for_decode", lambda self: order.append("ready") or ready(self))
+    greedy(target, **ragged([3, 6]), max_new_tokens=4, assistant_model=tiny_drafter(target))
+    assert order == ["prompt", "ready"]
+
+
+def test_a_map_of_one_device_is_no_spread():
+    target = tiny_target()
+    target.hf_device_map = {"": "cpu"}
+    assert row_target.why_not_together(target) is None
+    target.hf_device_map = {"model": "cpu", "lm_head": "disk"}
+    assert "spread over devices" in row_target.why_not_together(target)

@@ -8,11 +8,13 @@ from batches import POLICIES, check_layout, prefixes_of_one_text, ragged
 from families import FAMILIES, NAMED_FAMILIES, OTHER_FAMILIES
 from target_builders import compiled_static_prompt, counting_backend
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
+from transformers.generation.stopping_criteria import StoppingCriteria
 
 from dspark_hf import UnsupportedGenerationError
 from dspark_hf.decoding import row_drafter, row_target
 from dspark_hf.decoding.batch import BatchRun
-from dspark_hf.model.row_attention import RowStream
+from dspark_hf.fitting.fingerprint import Fingerprint
+from dspark_hf.model.row_attention import RowStream, attending_by_rows
 from dspark_hf.model.row_slots import COLUMN_STEP, columns_to_see
 
 NUM_NEW = 16
@@ -107,11 +109,27 @@ def test_the_target_attends_as_before_when_a_call_has_ended():
     assert target.config._attn_implementation == "sdpa"
 
 
-def test_a_layout_that_does_not_exist_is_refused():
+def test_an_attention_that_is_set_during_a_call_stays():
+    target = tiny_target()
+    with attending_by_rows(target):
+        target.set_attn_implementation("eager")
+    assert target.config._attn_implementation == "eager"
+
+
+def test_a_profile_is_found_while_a_batch_runs():
+    target = tiny_target()
+    drafter = tiny_drafter(target)
+    before = Fingerprint.of(target, drafter).key
+    with attending_by_rows(target):
+        assert Fingerprint.of(target, drafter).key == before
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_layout_that_does_not_exist_is_refused(num_rows):
     target = tiny_target()
     with pytest.raises(UnsupportedGenerationError, match="verification_layout must be one of .*got 'square'"):
         greedy(
-            target, **ragged([3, 6]), max_new_tokens=4, assistant_model=tiny_drafter(target),
+            target, **ragged([3, 6][:num_rows]), max_new_tokens=4, assistant_model=tiny_drafter(target),
             verification_layout="square",
         )  # fmt: skip
 
@@ -149,6 +167,22 @@ def test_one_row_on_a_static_cache_runs_on_the_caches_of_a_batch(padding, monkey
     )
     assert output.cache is not None, "a cache that is asked for is handed back"
     assert torch.equal(output.sequences, expected)
+
+
+class EndsAt(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 13)
+
+
+def test_nothing_behind_a_stop_is_streamed():
+    target, ids = tiny_target(), random_ids(9)
+    common = {"max_new_tokens": NUM_NEW, "stopping_criteria": [EndsAt()], "cache_implementation": "static"}
+    expected = greedy(target, ids, **common)
+    assert expected.shape == (1, 13)
+    oracle = OracleDrafter.for_target(target, greedy(target, ids, max_new_tokens=40)[0], hit_rate=1.0)
+    listener = Listener()
+    assert torch.equal(greedy(target, ids, **common, streamer=listener, assistant_model=oracle), expected)
+    assert listener.tokens == expected[0].tolist()
 
 
 # -- compiled -----------------------------------------------------------------------------------------------------

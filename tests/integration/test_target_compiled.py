@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from batches import ragged
 from target_builders import compiled_static_prompt, counting_backend
 from tiny import greedy, random_ids, tiny_drafter, tiny_target
 
@@ -48,3 +49,34 @@ def test_other_backends(backend, how):
     assert num_graphs > 0
     assert torch.equal(greedy(target, ids, max_new_tokens=8, assistant_model=tiny_drafter(target)), plain)
     assert len(graphs) > num_graphs
+
+
+@pytest.mark.parametrize("how", ["forward", "in_place", "layers"])
+def test_ragged_batches_of_targets_that_their_user_compiled(how):
+    target = tiny_target(num_layers=2)
+    if how == "forward":
+        target.forward = torch.compile(target.forward, backend="eager", dynamic=True)
+    elif how == "in_place":
+        target.compile(backend="eager", dynamic=True)
+    else:
+        for layer in target.model.layers:
+            layer.compile(backend="eager", dynamic=True)
+    inputs = ragged([3, 8, 14])
+    expected = greedy(tiny_target(num_layers=2), **inputs, max_new_tokens=12)
+    assert torch.equal(greedy(target, **inputs, max_new_tokens=12, assistant_model=tiny_drafter(target)), expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_processors_see_no_tokens_that_only_fill_a_compiled_width(num_rows):
+    target = tiny_target(num_layers=2)
+    inputs = ragged([5] * num_rows)
+    expected = greedy(target, **inputs, max_new_tokens=9)
+    assert not (expected[:, 5:] == 0).any()
+
+    def allowed(prompt, ids):
+        assert 0 not in ids[5:].tolist(), "token 0 is never allowed"
+        return list(range(1, 61))
+
+    common = compiled_static_prompt() | inputs | {"max_new_tokens": 9, "do_sample": False}
+    got = target.generate(**common, prefix_allowed_tokens_fn=allowed, assistant_model=tiny_drafter(target))
+    assert torch.equal(got, expected)

@@ -66,7 +66,14 @@ class BatchRun:
         self._config = generation_config
         self._do_sample = bool(generation_config.do_sample)
         self._generator = RowDrafter(
-            drafter, model, generation_config, logits_processor, model_kwargs, self._max_length, num_rows
+            drafter,
+            model,
+            generation_config,
+            logits_processor,
+            model_kwargs,
+            self._max_length,
+            num_rows,
+            ids_device=input_ids.device,
         )
         compiles = model._valid_auto_compile_criteria(model_kwargs, generation_config)
         compiled = model.get_compiled_call(generation_config.compile_config) if compiles else None
@@ -94,7 +101,7 @@ class BatchRun:
         self._texts = input_ids.new_zeros(num_rows, self._max_length + 1)
         self._texts[:, :length] = input_ids
         self._ids = self._texts  # of the rows in the caches
-        self._book = RoundBook(num_rows, num_slots, self._generator.scheduler, warn_of_unusable)
+        self._book = RoundBook(num_rows, num_slots, self._generator, warn_of_unusable)
         self._report = SpeculationReport()  # of all rows together: seconds and forwards
         self._clock = StageClock(self._report)
 
@@ -102,9 +109,10 @@ class BatchRun:
         """Generate until every row has ended."""
         with attending_by_rows(self._model):
             self._prompt(input_ids)
-            while not self._is_over():
-                self._compact()
-                self._round()
+            with self._model._optimize_model_for_decode():
+                while not self._is_over():
+                    self._compact()
+                    self._round()
         if self._streamer is not None:
             self._streamer.end()
         return self._result()
@@ -201,7 +209,7 @@ class BatchRun:
         """Tokens that each row keeps, none of one that has ended, int64 `[rows]` and for the host."""
         state = self._state
         raw = outputs.logits.to(dtype=torch.float32, device=drafts.device)
-        verification = Verification(raw, self._generator.processor.over_block(self._prefixes(), drafts, raw))
+        verification = self._verification(raw, drafts, 0 if proposal is None else proposal.block.tokens.shape[1])
         probs = None if proposal is None else proposal.block.draft_probs
         draft_probs = None if probs is None else padded_to(probs, drafts.shape[1])
         acceptance = accept(drafts, draft_probs, verification.scores, lengths, do_sample=self._do_sample)
@@ -223,12 +231,21 @@ class BatchRun:
         self._append(new, num_kept)
         if self._stops.asks_rows:  # sends what it changed to the device
             scores = verification.scores if self._wants("output_scores") else None
-            ask_criteria(self._stops, self._ids, self._rows, facts, scores)
+            is_alone = len(self._all_rows) == 1
+            ask_criteria(self._stops, self._ids, self._rows, facts, scores, ends_at_once=is_alone)
             num_kept, ends = facts[0].to(num_kept.device), facts[1].bool().to(ends.device)
         self._state.advance(num_kept, ends)
         kept: list[int] = facts[0].tolist()
         self._note(facts, verification)
         return num_kept, kept
+
+    def _verification(self, raw: Tensor, drafts: Tensor, num_slots: int) -> Verification:
+        """Scores of what was drafted; places that only fill a compiled width are judged by nobody."""
+        drafted = drafts[:, :num_slots]
+        scores = self._generator.processor.over_block(self._prefixes(), drafted, raw[:, : drafted.shape[1] + 1])
+        return Verification(
+            raw, torch.cat([scores, raw[:, scores.shape[1] :]], dim=1) if num_slots < drafts.shape[1] else scores
+        )
 
     def _refuse_no_law(self, facts: Tensor) -> None:
         for row, num_accepted, is_valid in zip(self._rows, facts[2].tolist(), facts[3].tolist(), strict=True):

@@ -45,6 +45,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         logits_processor: The processors of this call; drafts go through them like the target's logits.
         model_kwargs: generate()'s; `attention_mask` tells padding, `output_hidden_states` what the user asked for.
         num_rows: Rows that run together.
+        ids_device: Where the text is, and with it drafts and confidences; None: where the target is.
     """
 
     requires_model_outputs = True
@@ -57,10 +58,11 @@ class DSparkCandidateGenerator(CandidateGenerator):
         logits_processor: LogitsProcessorList,
         model_kwargs: dict[str, Any],
         num_rows: int = 1,
+        ids_device: torch.device | None = None,
     ) -> None:
         config = drafter.config
         let_record_outputs(target)
-        self._drafter = drafter
+        self.drafter = self._drafter = drafter
         self._embedding = target.get_input_embeddings()
         target_head = target.get_output_embeddings()
         self._vocab_size: int = target.config.get_text_config(decoder=True).vocab_size
@@ -77,9 +79,12 @@ class DSparkCandidateGenerator(CandidateGenerator):
             profile, why_none = usable_profile(target, drafter, num_rows)
         self._settings = resolve_settings(config, generation_config, why_no_costs=why_none)
         num_slots = self._settings.num_draft_tokens
-        self.scheduler = Scheduler(self._settings.new_policy(), num_slots, profile, self._target_device)
+        device = self._target_device if ids_device is None else ids_device
+        self.scheduler = Scheduler(
+            self._settings.new_policy(), num_slots, profile, device, block_size=config.block_size
+        )
         calibration = calibration_for(config, generation_config)
-        self._calibration = None if calibration is None else calibration.to(self._target_device)
+        self._calibration = None if calibration is None else calibration.to(device)
         self._padding_mask: Tensor | None = model_kwargs.get("attention_mask")
         indices = [layer_id + 1 for layer_id in config.target_layer_ids]
         self._feature_indices = indices

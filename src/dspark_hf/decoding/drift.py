@@ -144,7 +144,7 @@ class DriftWatch:
             for k in range(accepted):
                 part.num_accepted[k] += 1
         self._since_check += len(num_verified)
-        if self._since_check >= self._check_every:
+        if self._since_check >= self._check_every and not self.has_warned:
             self._since_check = 0
             self._warn(self.check())
 
@@ -190,5 +190,10 @@ class DriftWatch:
 def watch_drift(drafter: DSparkDraftModel) -> Iterator[DriftWatch]:
     """Watch the generate() calls of this thread (or asyncio task) inside the block, under the default bounds."""
     watch = DriftWatch(drafter.config.block_size)
-    with observe_rounds(watch):
+
+    def of_this_drafter(ended: EndedRounds) -> None:
+        if ended.drafter is drafter:
+            watch(ended)
+
+    with observe_rounds(of_this_drafter):
         yield watch

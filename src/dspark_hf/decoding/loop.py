@@ -22,6 +22,7 @@ from .outputs import OutputRecorder
 from .prompt_inputs import refuse_chunk_size, refuse_inputs, start_from_empty_cache
 from .refusals import refuse_processors
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
+from .row_layout import layout_asked_for
 from .row_processors import processors_for_rows
 from .rows import join_rows, refuse_criteria, refuse_rows, split_rows, why_one_by_one
 from .sampling import no_law_error
@@ -59,6 +60,7 @@ def dspark_decoding(
     refuse_processors(logits_processor)
     refuse_inputs(input_ids, model_kwargs)
     refuse_chunk_size(generation_config)
+    layout_asked_for(generation_config)
     refuse_length(model, generation_config.max_length)
     call = _Call(
         model,
@@ -77,9 +79,7 @@ def dspark_decoding(
         reason = why_one_by_one(model, input_ids, generation_config, model_kwargs)
         if reason is not None:
             return _one_by_one(call, logits_processor, input_ids, model_kwargs, reason)
-    batch = BatchRun(*call, logits_processor, model_kwargs, input_ids, streamer)
-    with model._optimize_model_for_decode():
-        return batch.run(input_ids)
+    return BatchRun(*call, logits_processor, model_kwargs, input_ids, streamer).run(input_ids)
 
 
 def _is_static(
@@ -142,7 +142,9 @@ def _run_row(
 ) -> "_Run":
     """Generate after one prompt `[1, length]`, the `row`-th of its call."""
     config = call.generation_config
-    generator = DSparkCandidateGenerator(call.drafter, call.model, config, logits_processor, model_kwargs)
+    generator = DSparkCandidateGenerator(
+        call.drafter, call.model, config, logits_processor, model_kwargs, ids_device=input_ids.device
+    )
     runner = TargetRunner(call.model, model_kwargs, config, generator.model_kwargs_overrides)
     run = _Run(generator, runner, call.stopping_criteria, config, streamer, call.warn_of_unusable, row)
     runner.refuse_prompt(input_ids)
@@ -181,7 +183,7 @@ class _Run:
         self._warn_of_unusable = warn_of_unusable
         self._do_sample = bool(generation_config.do_sample)
         self._clock = StageClock(self.report)
-        self._teller = RoundTeller(row)
+        self._teller = RoundTeller(generator.drafter, row)
 
     def prompt(self, input_ids: Tensor) -> bool:
         """Run the prompt and commit the target's first token, a round without a draft; True when that was the last."""

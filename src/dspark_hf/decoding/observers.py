@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from ..modeling_dspark import DSparkDraftModel
 from .types import Proposal
 
 
@@ -17,6 +18,7 @@ class EndedRounds:
     """Rounds of one or several rows that ended together.
 
     Attributes:
+        drafter: Whose rounds they are.
         generation: A number that tells generations of this process apart.
         rows: Each row's place in the batch of its generate() call.
         confidence_logits: float32 `[len(rows), slots]`, raw, on the target's device; None without a confidence head.
@@ -25,6 +27,7 @@ class EndedRounds:
         num_accepted: Drafts of each row that were accepted (bonus token not counted).
     """
 
+    drafter: DSparkDraftModel
     generation: int
     rows: tuple[int, ...]
     confidence_logits: Tensor | None
@@ -59,7 +62,8 @@ class RoundTeller:
         first_row: Place of the generation's first row in the batch of its generate() call.
     """
 
-    def __init__(self, first_row: int = 0) -> None:
+    def __init__(self, drafter: DSparkDraftModel, first_row: int = 0) -> None:
+        self._drafter = drafter
         self._generation = next(_GENERATIONS)
         self._first_row = first_row
 
@@ -84,6 +88,7 @@ class RoundTeller:
         logits, survival = proposal.block.confidence_logits, proposal.confidence.survival
         index = list(places)
         ended = EndedRounds(
+            drafter=self._drafter,
             generation=self._generation,
             rows=tuple(self._first_row + row for row in rows),
             confidence_logits=None if logits is None else logits[index],

@@ -120,6 +120,7 @@ def _wrap_get_candidate_generator(original: Callable[..., Any]) -> Callable[...,
             kwargs["generation_config"],
             kwargs["logits_processor"],
             kwargs["model_kwargs"],
+            ids_device=kwargs["input_ids"].device,
         )
 
     return _get_candidate_generator

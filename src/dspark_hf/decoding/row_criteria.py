@@ -7,7 +7,9 @@ from .row_state import Row
 from .stopping import RowStops
 
 
-def ask_criteria(stops: RowStops, ids: Tensor, rows: list[Row], facts: Tensor, scores: Tensor | None) -> None:
+def ask_criteria(
+    stops: RowStops, ids: Tensor, rows: list[Row], facts: Tensor, scores: Tensor | None, *, ends_at_once: bool
+) -> None:
     """Ask them about the new tokens of every row, and shorten what is kept.
 
     Args:
@@ -15,6 +17,7 @@ def ask_criteria(stops: RowStops, ids: Tensor, rows: list[Row], facts: Tensor, s
         facts: int64 on the host; its first rows say how many tokens each row keeps, and whether it ends, and are
             changed where a criterion stops a row.
         scores: Of this round, `[rows, tokens, vocab]`, if criteria are to be shown scores.
+        ends_at_once: A row that is stopped has ended, also without end tokens: it is the only one.
     """
     kept: list[int] = facts[0].tolist()
 
@@ -26,7 +29,7 @@ def ask_criteria(stops: RowStops, ids: Tensor, rows: list[Row], facts: Tensor, s
 
     found = stops.first_stops(ids, [row.num_text for row in rows], kept, scores_of)
     for r, (row, (num_until, is_stopped)) in enumerate(zip(rows, found, strict=True)):
-        if is_stopped and stops.has_end_tokens:
+        if is_stopped and (stops.has_end_tokens or ends_at_once):
             facts[0, r], facts[1, r] = num_until, 1
         elif is_stopped:
             row.stopped_at = row.stopped_at or row.num_text + num_until

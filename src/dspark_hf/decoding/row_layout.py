@@ -31,6 +31,26 @@ class Layout:
     num_flat: int | None
 
 
+def layout_asked_for(generation_config: GenerationConfig) -> str:
+    """The call's `verification_layout`, one of `LAYOUTS`.
+
+    Raises:
+        UnsupportedGenerationError: it is none.
+    """
+    asked = getattr(generation_config, "verification_layout", None) or "auto"
+    if asked not in LAYOUTS:
+        raise UnsupportedGenerationError(
+            f"verification_layout must be one of {LAYOUTS}, got {asked!r}; leave it out to let it be chosen"
+        )
+    return asked
+
+
+def _is_compiled_by_its_user(model: TargetModel) -> bool:
+    return getattr(model, "_compiled_call_impl", None) is not None or hasattr(
+        model.forward, "_torchdynamo_orig_callable"
+    )
+
+
 class LayoutChooser:
     """Chooses for one generate() call.
 
@@ -40,7 +60,7 @@ class LayoutChooser:
         verifies_all: No policy shortens drafts, so that only the last rounds would have another width.
 
     Raises:
-        UnsupportedGenerationError: `verification_layout` is no layout, or "flat" where rows cannot be one stream.
+        UnsupportedGenerationError: `verification_layout` is "flat" where rows cannot be one stream, or no layout.
     """
 
     def __init__(
@@ -52,11 +72,7 @@ class LayoutChooser:
         num_slots: int,
         verifies_all: bool,
     ) -> None:
-        asked = getattr(generation_config, "verification_layout", None) or "auto"
-        if asked not in LAYOUTS:
-            raise UnsupportedGenerationError(
-                f"verification_layout must be one of {LAYOUTS}, got {asked!r}; leave it out to let it be chosen"
-            )
+        asked = layout_asked_for(generation_config)
         reason = why_not_flat(model)
         if asked == "flat" and reason is not None:
             raise UnsupportedGenerationError(
@@ -64,7 +80,10 @@ class LayoutChooser:
                 f"has none: {reason}; leave it out"
             )
         self._always_flat = asked == "flat"
-        self._may_be_flat = asked != "padded" and reason is None and not is_compiled
+        # A stream has another number of tokens in each round, and a compiled forward would be compiled for each.
+        self._may_be_flat = (
+            asked != "padded" and reason is None and not (is_compiled or _is_compiled_by_its_user(model))
+        )
         # Of a compiled forward, which sees powers of two tokens a row, or all. One width where shorter rounds are few:
         # each more is compiled for longer than it can save.
         shorter = () if verifies_all else (0, *(2**i - 1 for i in range(1, num_slots.bit_length())))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .observers import RoundTeller
+from .row_drafter import RowDrafter
 from .row_state import Row, RowCounts
-from .scheduler import Scheduler
 from .types import Acceptance, Proposal
 
 
@@ -20,11 +20,11 @@ class RoundBook:
     """
 
     def __init__(
-        self, num_rows: int, num_slots: int, scheduler: Scheduler, warn_of_unusable: Callable[[], None]
+        self, num_rows: int, num_slots: int, generator: RowDrafter, warn_of_unusable: Callable[[], None]
     ) -> None:
         self.counts = RowCounts(num_rows, num_slots)
-        self._scheduler = scheduler
-        self._teller = RoundTeller()
+        self._scheduler = generator.scheduler
+        self._teller = RoundTeller(generator.drafter)
         self._warn_of_unusable = warn_of_unusable
 
     def add(self, rows: list[Row], facts: Tensor, proposal: Proposal | None, acceptance: Acceptance) -> None:

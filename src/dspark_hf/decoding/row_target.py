@@ -31,7 +31,7 @@ def why_not_together(model: TargetModel) -> str | None:
         return "its attention (ALiBi) counts columns"
     if config._attn_implementation not in ("sdpa", "eager", ROW_ATTENTION):
         return f"its attention is {config._attn_implementation!r}, and masks of one's own need 'sdpa' or 'eager'"
-    if model.device.type == "meta" or hasattr(model, "hf_device_map"):
+    if model.device.type == "meta" or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         return "it is spread over devices"
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     if not kinds or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.stopping_criteria import (
-    EosTokenCriteria,
     MaxLengthCriteria,
     MaxTimeCriteria,
     StoppingCriteriaList,
@@ -64,7 +63,8 @@ def refuse_criteria(stopping_criteria: StoppingCriteriaList) -> None:
             "or assistant_model out, or call generate() once per row"
         )
     kinds = {type(criterion) for criterion in stopping_criteria}
-    if not kinds <= {MaxLengthCriteria} and EosTokenCriteria not in kinds:
+    has_end_tokens = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+    if not kinds <= {MaxLengthCriteria} and not has_end_tokens:
         raise UnsupportedGenerationError(
             "without eos_token_id a batch goes on until its last row has stopped, which rows that run one after the "
             "other cannot know; pass eos_token_id, leave assistant_model out, or call generate() once per row"

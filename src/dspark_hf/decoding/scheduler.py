@@ -19,25 +19,36 @@ from .types import Confidence
 # Step times are looked up anew when the context has grown by so many tokens.
 COSTS_EVERY_TOKENS = 16
 
+# Of so many contexts and numbers of rows step times are kept.
+MAX_KNOWN_COSTS = 64
+
 
 class Scheduler:
     """The policy of one generate() call, and what it may know: step times, and past rounds.
 
     Args:
         policy: Made for this call.
-        num_slots: Most drafts of a round.
+        num_slots: Most drafts of a round, at most `block_size`.
+        block_size: Slots of the drafts that were profiled.
         profile: For policies that weigh drafts against step times.
         device: Of drafts and confidences.
     """
 
     def __init__(
-        self, policy: VerificationPolicy, num_slots: int, profile: ThroughputProfile | None, device: torch.device
+        self,
+        policy: VerificationPolicy,
+        num_slots: int,
+        profile: ThroughputProfile | None,
+        device: torch.device,
+        *,
+        block_size: int,
     ) -> None:
         self._policy = policy
         self._profile = profile if policy.needs_costs else None
         self._gate = None if self._profile is None else DraftGate(num_slots)
         self._depth = DraftDepth(num_slots)
         self._num_slots = num_slots
+        self._block_size = block_size
         self._device = device
         self._known_costs: dict[tuple[int, int], StepCosts] = {}
         self._known_shorter: dict[tuple[int, int], StepCosts] = {}  # by the id of costs, and slots left out
@@ -106,9 +117,12 @@ class Scheduler:
     def _costs_of(self, profile: ThroughputProfile, num_live: int, context: int) -> StepCosts:
         key = num_live, context // COSTS_EVERY_TOKENS
         if key not in self._known_costs:
+            if len(self._known_costs) >= MAX_KNOWN_COSTS:  # a long text passes many
+                self._known_costs.clear()
+                self._known_shorter.clear()
             num_rows = max(num_live, profile.grid.num_rows[0])
             measured = profile.step_costs(num_rows, context)
-            self._known_costs[key] = StepCosts.of(
+            whole = StepCosts.of(
                 measured.step_s.tolist(),
                 measured.draft_s,
                 profile.overhead_s(num_rows),
@@ -116,6 +130,7 @@ class Scheduler:
                 dtype=torch.float32 if self._device.type == "mps" else torch.float64,
                 slot_s=measured.slot_s,
             )
+            self._known_costs[key] = whole.without_slots(self._block_size - self._num_slots)
         return self._known_costs[key]
 
 

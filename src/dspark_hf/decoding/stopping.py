@@ -63,7 +63,8 @@ class RowStops:
         self._strings = [criterion for criterion in asked if type(criterion) is StopStringCriteria]
         self._others = StoppingCriteriaList(criterion for criterion in asked if criterion not in self._strings)
         self.asks_rows = bool(asked)
-        self.has_end_tokens = bool(ends)
+        # As plain generation asks: any criterion that names end tokens makes it pad rows behind their end.
+        self.has_end_tokens = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
     def end_after(self, new: Tensor, counts: Tensor) -> Tensor:
         """Tokens up to the first end token among the first `counts` of `new` `[rows, tokens]`.

@@ -12,6 +12,7 @@ from torch import nn
 from .._compat import TargetModel
 from .._machine import device_name, dtype_name
 from .._version import __version__
+from ..model.row_attention import NAME as ROW_ATTENTION
 
 # Rows of different lengths are computed as wide as the longest.
 PADDED_LAYOUT = "padded"
@@ -83,8 +84,9 @@ class Fingerprint:
 
 
 def attention_of(model: Any) -> str | None:
-    """Name of the attention implementation that a model runs with."""
-    return getattr(model.config, "_attn_implementation", None)
+    """Name of the attention implementation that a model was loaded with, also while a batch runs."""
+    name: str | None = getattr(model.config, "_attn_implementation", None)
+    return "sdpa" if name == ROW_ATTENTION else name
 
 
 def _weights(model: nn.Module) -> list[str]:

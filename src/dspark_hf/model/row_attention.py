@@ -8,7 +8,7 @@ the same model, in other threads, lose nothing.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -110,10 +110,15 @@ def attend_rows(
         key, value: `[rows, kv_heads, columns, dim]`, also where `query` is a stream.
         attention_mask: bool `[rows, 1, width, columns]`.
     """
-    # A compiled forward runs grids only, and could not be traced through this.
-    forward = None if torch.compiler.is_compiling() else _FORWARD.get()
-    stream = None if forward is None else forward.stream
     mask = attention_mask
+    if torch.compiler.is_compiling():
+        if query.shape[0] != key.shape[0] or (mask is not None and mask.shape[2] != query.shape[2]):
+            # A stream in a target that its user compiled: what follows cannot be traced.
+            return _attend_untraced(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
+        forward = None
+    else:
+        forward = _FORWARD.get()
+    stream = None if forward is None else forward.stream
     num_rows, num_heads = key.shape[0], query.shape[1]
     is_plain = mask is None or mask.shape[1] != 1 or mask.shape[2] == 1 or kwargs.get("position_bias") is not None
     if stream is None and is_plain:
@@ -135,6 +140,9 @@ def attend_rows(
     if stream is not None:
         output = output.flatten(0, 1)[stream.place][None]
     return output.contiguous(), None
+
+
+_attend_untraced: Callable[..., tuple[Tensor, None]] = torch.compiler.disable(attend_rows)
 
 
 @contextmanager
@@ -168,7 +176,8 @@ def attending_by_rows(model: TargetModel) -> Iterator[None]:
                 _NUM_USERS[key] -= 1
                 if not _NUM_USERS[key]:
                     del _NUM_USERS[key]
-                    config._attn_implementation = "sdpa"
+                    if config._attn_implementation == NAME:  # unless somebody has set another meanwhile
+                        config._attn_implementation = "sdpa"
 
 
 def takes_rows(model: TargetModel) -> bool:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...errors import UnsupportedGenerationError
 from ..types import Confidence
@@ -73,6 +72,7 @@ class LaggedPolicy(PooledPolicy):
         shared = [(here[row_id], place) for place, row_id in enumerate(past.row_ids) if row_id in here]
         if shared:
             places = torch.tensor(shared, device=like.device)
-            known = pad(past.survival.to(like), (0, facts.num_slots - past.survival.shape[1]))
-            survival[places[:, 0]] = known[places[:, 1]]
+            # Slots that were not drafted then are expected to fare as they have so far.
+            num_known = min(facts.num_slots, past.survival.shape[1])
+            survival[places[:, 0], :num_known] = past.survival.to(like)[places[:, 1], :num_known]
         return survival
