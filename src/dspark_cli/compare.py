@@ -41,7 +41,7 @@ DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help=
 PolicyOption = Annotated[
     str | None,
     typer.Option(
-        metavar="full|threshold",
+        metavar="full|threshold|prefix|smoothed|block|lagged",
         help="How much of a draft is verified. Default: the drafter's own.",
     ),
 ]

@@ -465,3 +465,12 @@ def test_home_of_root_folder_is_left_alone(monkeypatch):
 def test_commit_is_told_only_where_the_source_is_tracked(tmp_path):
     commit, is_dirty = provenance._git_state(tmp_path)
     assert (commit, is_dirty) == (None, None)
+
+
+def test_a_drafters_own_policy_gives_way_without_a_profile_and_the_report_says_so(target, tokenizer, monkeypatch):
+    monkeypatch.setattr("dspark_hf.decoding.scheduler.find_profile", lambda target, drafter: None)
+    drafter = tiny_drafter(target, verification_policy="block")
+    report = compare(target, drafter, tokenizer, prompts(), settings(max_new_tokens=4))
+    assert report.policy == "full"
+    with pytest.raises(ValueError, match="no throughput profile is at hand"):
+        compare(target, drafter, tokenizer, prompts(), settings(max_new_tokens=4, policy="block"))

@@ -13,7 +13,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 class SpeculationReport:
     """Counts of one or several speculative generate() calls.
 
-    A round is one draft and the target forward that verifies it. Accepted length (tau) counts the token that the
+    A round is one draft and the target forward that verifies it, or that forward alone where a policy leaves drafting
+    out. Accepted length (tau) counts the token that the
     target itself adds (the bonus token), so it lies between 1 and gamma + 1.
 
     Attributes:

@@ -12,6 +12,7 @@ from ..modeling_dspark import DSparkDraftModel
 from .policies.depth import DraftDepth
 from .policies.facts import RoundFacts, StepCosts, VerificationPolicy
 from .policies.gate import DraftGate
+from .policies.registry import COST_POLICIES
 from .policies.simple import FullPolicy
 from .schedule import schedule
 from .types import Confidence
@@ -145,3 +146,9 @@ def usable_profile(
         known = profile.grid.num_rows
         return None, f"the throughput profile knows {known[0]} to {known[-1]} rows, and this call has {num_rows}"
     return profile, None
+
+
+def policy_without_a_word(target: TargetModel, drafter: DSparkDraftModel, num_rows: int = 1) -> str:
+    """Name of the policy that a generate() call runs which names none: the drafter's own, where that can be had."""
+    name: str = drafter.config.verification_policy
+    return "full" if name in COST_POLICIES and usable_profile(target, drafter, num_rows)[0] is None else name

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from .._compat import MERGED_CONFIDENCE_THRESHOLD
 from ..configuration_dspark import DSparkConfig
 from ..decoding.report import GenerateDSparkOutput, SpeculationReport
+from ..decoding.scheduler import policy_without_a_word
 from ..decoding.target_refusals import refuse_target
 from ..modeling_dspark import DSparkDraftModel
 from ..prompts import Prompt, encode_prompt
@@ -104,7 +105,7 @@ class _Bench:
         self._target: Any = target  # PreTrainedModel does not declare generate()
         self._drafter = drafter
         self._settings = settings
-        self.policy = settings.policy or drafter.config.verification_policy
+        self.policy = settings.policy or policy_without_a_word(target, drafter)
         self.num_draft_tokens = settings.num_assistant_tokens or drafter.config.block_size
         self._plain_config = _plain_config(target, settings)
         self._dspark_config = copy.deepcopy(self._plain_config)
@@ -203,7 +204,8 @@ def _drafter_arguments(config: DSparkConfig, settings: ComparisonSettings, polic
             f"threshold={threshold} needs the policy 'threshold', and the policy is {policy!r}; "
             "set the policy too, or leave the threshold out"
         )
-    arguments: dict[str, Any] = {"verification_policy": policy}
+    # Named only if the settings name it: a drafter's own may give way where there is no profile of this machine.
+    arguments: dict[str, Any] = {} if settings.policy is None else {"verification_policy": settings.policy}
     if num_tokens is not None:
         arguments["num_assistant_tokens"] = num_tokens
     if threshold is not None:
