@@ -4,6 +4,7 @@ import pytest
 import torch
 from batches import POLICIES, check_layout, check_plain_and_solo, on_device_of, prefixes_of_one_text, ragged
 from device_reads import READ_ONCE
+from machines import LINEAR_MACHINE
 from sampled_law import LEVEL, OPTIONS, exact_law, law_p_value, small_drafter, small_target
 from tiny import OracleDrafter, greedy, tiny_drafter, tiny_target
 from torch._dynamo.utils import counters
@@ -37,10 +38,14 @@ def test_layouts_say_what_plain_batches_say(target, num_rows, policy, layout, ca
     check_layout(target, num_rows, NUM_NEW, layout, **policy, **cache)
 
 
-def test_prompts_may_be_on_the_host(target):
+@pytest.mark.parametrize("policy", ["full", "threshold", "prefix"])
+def test_prompts_may_be_on_the_host(target, policy, monkeypatch):
+    monkeypatch.setattr("dspark_hf.decoding.scheduler.find_profile", lambda target, drafter: LINEAR_MACHINE)
     inputs = ragged([3, 9, 5])
     expected = greedy(target, **inputs, max_new_tokens=NUM_NEW)
-    got = greedy(target, **inputs, max_new_tokens=NUM_NEW, assistant_model=tiny_drafter(target).to("cuda"))
+    temperatures = {"temperatures": [1.5] * 6, "platt": None, "settings": {}}
+    drafter = tiny_drafter(target, block_size=6, calibration={"greedy": temperatures}).to("cuda")
+    got = greedy(target, **inputs, max_new_tokens=NUM_NEW, verification_policy=policy, assistant_model=drafter)
     assert got.device.type == "cpu"
     assert torch.equal(got, expected)
 

@@ -13,6 +13,12 @@ from tiny import greedy, random_ids, tiny_drafter, tiny_target
 from dspark_hf.decoding import candidate_generator
 
 
+def text_of(prefix_ids):
+    """The text of one row, int64 `[1, length]`, also where it runs on the caches of a batch."""
+    whole = prefix_ids if isinstance(prefix_ids, torch.Tensor) else prefix_ids.ids[:, : prefix_ids.lengths[0]]
+    return whole.clone()
+
+
 @pytest.fixture
 def rounds(monkeypatch):
     """`(text, block)` of every round that a generate() call drafts."""
@@ -21,7 +27,7 @@ def rounds(monkeypatch):
 
     def spy(drafter, hidden, base_logits, prefix_ids, *args, **kwargs):
         block = original(drafter, hidden, base_logits, prefix_ids, *args, **kwargs)
-        seen.append((prefix_ids.clone(), block))
+        seen.append((text_of(prefix_ids), block))
         return block
 
     monkeypatch.setattr(candidate_generator, "draft_block", spy)
