@@ -22,7 +22,14 @@ def run(num_cases, **how):
     """Check that many random cases; how many there were, and how many of them were near ties."""
     outcomes = []
 
-    @settings(max_examples=num_cases, deadline=None, database=None, suppress_health_check=list(HealthCheck), **how)
+    @settings(
+        max_examples=num_cases,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        **how,
+    )
     @given(cases())
     def check_one(case):
         outcomes.append(check_and_print(case))

@@ -185,5 +185,12 @@ def takes_rows(model: TargetModel) -> bool:
     return bool(model._supports_attention_backend and model.config._attn_implementation in ("sdpa", NAME))
 
 
-AttentionInterface.register(NAME, attend_rows)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+# What was registered by whichever copy of this package came first serves all copies of a process (a remote-code one,
+# one imported again), so they share what tells it about streams.
+_registered = AttentionInterface().get(NAME)
+if _registered is None:
+    attend_rows.dspark_shared = _LOCK, _NUM_USERS, _FORWARD  # type: ignore[attr-defined]
+    AttentionInterface.register(NAME, attend_rows)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+else:
+    _LOCK, _NUM_USERS, _FORWARD = _registered.dspark_shared
