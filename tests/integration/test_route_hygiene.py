@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from batches import ragged
 from tiny import greedy, random_ids, tiny_target
 from transformers import AutoConfig, AutoModel, GenerationConfig, Qwen3ForCausalLM
 from transformers.generation import GenerationMixin, candidate_generator
@@ -238,6 +239,10 @@ def test_drafters_of_two_copies_run_through_either_route(copy_name, target, draf
     counts = [(out.speculation.num_rounds, out.speculation.num_new_tokens, out.speculation.num_calls) for out in got]
     assert counts[0] == counts[1]
     assert counts[0][1:] == (20, 1)
+    batch = ragged([3, 9])  # as a stream, of which the attention must hear from either copy
+    wanted = greedy(target, **batch, max_new_tokens=8)
+    for one in (drafter, theirs):
+        assert torch.equal(greedy(target, **batch, max_new_tokens=8, assistant_model=one), wanted)
     second.uninstall()
     assert not any(hasattr(method, "__wrapped__") for method in installed().values())
 
