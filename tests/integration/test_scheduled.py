@@ -15,6 +15,16 @@ from dspark_hf.decoding.scheduler import Scheduler
 NUM_NEW = 24
 
 
+class Steps:
+    """Notes the steps that are compared with a profile."""
+
+    def __init__(self, machine):
+        machine.steps = self.seen = []
+
+    def observe(self, *step):
+        self.seen.append(step)
+
+
 MACHINES = {
     "flat": lambda b: 1.0,
     "linear": lambda b: 1.0 + 0.1 * b,
@@ -28,6 +38,8 @@ def on(monkeypatch):
 
     def put(machine):
         monkeypatch.setattr("dspark_hf.decoding.scheduler.find_profile", lambda target, drafter: machine)
+        # Its seconds are no seconds of this machine.
+        monkeypatch.setattr("dspark_hf.decoding.scheduler.residuals_of", lambda profile: Steps(machine))
         return machine
 
     return put
@@ -48,6 +60,32 @@ def test_scheduled_rows_say_what_plain_ones_say(machine, num_rows, policy, on):
                 assistant_model=drafter,
             )  # fmt: skip
             assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_every_step_is_compared_with_the_profile(num_rows, layout, on, monkeypatch):
+    machine, target = on(Machine(MACHINES["linear"])), tiny_target()
+    whole, inputs = prefixes_of_one_text(target, num_rows)
+    computed = []
+    forward = type(target).forward
+
+    def spy(self, input_ids=None, **kwargs):
+        computed.append(input_ids.numel())
+        return forward(self, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(type(target), "forward", spy)
+    oracle = OracleDrafter.for_target(target, whole, hit_rate=0.7)
+    with record_speculation() as report:
+        greedy(
+            target, **inputs, max_new_tokens=NUM_NEW, verification_policy="block", verification_layout=layout,
+            assistant_model=oracle,
+        )  # fmt: skip
+    assert [num_tokens for _, num_tokens, _, _ in machine.steps] == computed[1:]
+    assert {step[0] for step in machine.steps[:1]} == {num_rows}
+    first, last = machine.steps[0][2], machine.steps[-1][2]
+    assert inputs["input_ids"].shape[1] <= first < last <= inputs["input_ids"].shape[1] + NUM_NEW
+    assert sum(seconds for *_, seconds in machine.steps) == pytest.approx(report.verify_s)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
