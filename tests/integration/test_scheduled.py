@@ -165,7 +165,8 @@ def test_without_a_profile_a_named_policy_is_refused_and_a_default_gives_way(on,
     target = tiny_target()
     ids = random_ids(5)
     with pytest.raises(
-        UnsupportedGenerationError, match="no throughput profile is at hand; make one with `dspark prof"
+        UnsupportedGenerationError,
+        match="at hand; make one with `dspark profile --target TARGET --drafter DRAFTER --dtype float32 --",
     ):
         greedy(target, ids, max_new_tokens=4, verification_policy="prefix", assistant_model=tiny_drafter(target))
     drafter = tiny_drafter(target, verification_policy="block")
@@ -173,6 +174,7 @@ def test_without_a_profile_a_named_policy_is_refused_and_a_default_gives_way(on,
         greedy(target, ids, max_new_tokens=NUM_NEW, assistant_model=drafter)
     assert report.num_verified == report.num_drafted > 0
     assert "every draft is verified instead" in caplog.text
+    assert "Make a profile with `dspark profile --target TARGET --drafter DRAFTER --dtype float32" in caplog.text
 
 
 def test_more_rows_than_were_measured_are_refused_or_verified_in_full(on, caplog):
@@ -180,7 +182,7 @@ def test_more_rows_than_were_measured_are_refused_or_verified_in_full(on, caplog
     settings._warn_of_missing_costs.cache_clear()
     target = tiny_target()
     inputs = ragged([5, 3, 4])
-    with pytest.raises(UnsupportedGenerationError, match="knows 1 to 2 rows, and this call has 3"):
+    with pytest.raises(UnsupportedGenerationError, match="knows 1 to 2 rows, and this call has 3.* --batch-size 3 "):
         greedy(target, **inputs, max_new_tokens=4, verification_policy="prefix", assistant_model=tiny_drafter(target))
     drafter = tiny_drafter(target, verification_policy="block")
     expected = greedy(target, **inputs, max_new_tokens=8)
