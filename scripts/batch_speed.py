@@ -3,13 +3,13 @@
 Plain batched generation runs on its dynamic and on its static cache, and the drafter under each policy, all greedily
 and without end tokens, so that all make the same number of tokens. Ratios are of total seconds over all batches of a
 repetition, the ways in a new order each time; the interval (95 %, Student) is over repetitions, so it says how well the
-machine was measured on these prompts, not how other prompts would do.
+machine was measured on these prompts, not how other prompts would do; with one repetition there is none (null in the
+JSON). A batch larger than the list of prompts repeats them, and so do further batches.
 
     python scripts/batch_speed.py --prompts prompts.jsonl --batch-size 1 --batch-size 4 --policy full --json speed.json
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -22,7 +22,7 @@ from scipy.stats import t as student
 from tqdm.auto import tqdm
 
 from dspark_hf import record_speculation, zoo
-from dspark_hf.evaluation.provenance import collect_provenance
+from dspark_hf.evaluation.provenance import check_can_write, collect_provenance, scrub_home, write_json
 from dspark_hf.prompts import encode_prompt, load_prompts, quickstart_prompts
 from dspark_hf.training.answering import pad_left
 
@@ -46,6 +46,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.json is not None:
+        check_can_write(arguments.json)
     target = zoo.load_target(TARGET, arguments.dtype)
     drafter = zoo.load_drafter(TARGET).to(target.dtype)
     tokenizer = zoo.load_tokenizer(TARGET)
@@ -74,13 +76,13 @@ def main() -> None:
         for row in rows[-len(ways) :]:
             print(_line(row), flush=True)
     if arguments.json is not None:
-        settings = {key: str(value) for key, value in vars(arguments).items()}
+        settings = {key: scrub_home(str(value)) for key, value in vars(arguments).items()}
         content = {
             "settings": settings,
             "provenance": asdict(collect_provenance(target.device, target.dtype, seed=0, n=arguments.repetitions)),
             "rows": rows,
         }
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(arguments.json, content)
 
 
 def _measured(

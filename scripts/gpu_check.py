@@ -34,7 +34,7 @@ from dspark_hf import DSparkConfig, record_speculation  # noqa: E402
 from dspark_hf.decoding import batch, loop, report  # noqa: E402
 from dspark_hf.decoding.accept import accept, accepted_lengths, expected_tau  # noqa: E402
 from dspark_hf.decoding.types import Acceptance  # noqa: E402
-from dspark_hf.evaluation.provenance import collect_provenance, write_json  # noqa: E402
+from dspark_hf.evaluation.provenance import collect_provenance, scrub_home, write_json  # noqa: E402
 
 # Figure 2 of arXiv 2607.05147, DSpark on Qwen3-4B, read from the coordinates of its vector graphics: probability that
 # draft k is accepted if all before it were, k = 1 to 7.
@@ -189,9 +189,9 @@ class Check:
     def _measure_stages(self, generate: Callable[[], Tensor], result: Result) -> None:
         mark = report.StageClock.mark
 
-        def mark_when_done(clock: report.StageClock, stage: str) -> None:
+        def mark_when_done(clock: report.StageClock, stage: str) -> float:
             self._wait()
-            mark(clock, stage)
+            return mark(clock, stage)
 
         with mock.patch.object(report.StageClock, "mark", mark_when_done), record_speculation() as told:
             generate()
@@ -275,7 +275,9 @@ class Record:
         )
         self._head = {
             "provenance": asdict(provenance),
-            "settings": {key: str(value) if key == "output" else value for key, value in vars(arguments).items()},
+            "settings": {
+                key: scrub_home(str(value)) if key == "output" else value for key, value in vars(arguments).items()
+            },
             "target": {key: getattr(check.target.config, key) for key in QWEN3_4B},
             "planted_acceptance": ACCEPTANCE[arguments.domain],
             "expected_tau": round(float(expected_tau(torch.tensor(ACCEPTANCE[arguments.domain]))), 3),
@@ -364,6 +366,13 @@ def _measure_within(check: Check, way: Way, size: int, result: Result, limit_s: 
         torch._dynamo.reset()
 
 
+def at_least_one(text: str) -> int:
+    """An argument that is a whole number >= 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
+    return int(text)
+
+
 def main() -> int:
     """Exit code 1 when a configuration failed; what was skipped or stopped is no failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -373,7 +382,7 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, action="append", help="may be repeated; default 1, 4, 16, 64, 128")
     parser.add_argument("--prompt-tokens", type=int, help="of the longest prompt of a batch; default 128")
     parser.add_argument("--new-tokens", type=int, help="default 96")
-    parser.add_argument("--repeats", type=int, default=1, help="timed calls of each configuration")
+    parser.add_argument("--repeats", type=at_least_one, default=1, help="timed calls of each configuration")
     parser.add_argument("--domain", choices=sorted(ACCEPTANCE), default="code", help="whose acceptance is planted")
     parser.add_argument("--sample", action="store_true", help="temperature 1 in place of greedy")
     parser.add_argument("--no-compile", action="store_true", help="eager configurations only")

@@ -6,12 +6,14 @@ in Figure 6. A policy's loss is one minus the ratio of mean Theta (tokens a seco
 whole drafts first, which no lossless policy may; the best causal policy is computed exactly for one and two rows,
 on confidences of three equally likely levels.
 
-    python scripts/policy_study.py
-    python scripts/policy_study.py --profile profile.json
+With a profile that `dspark profile` wrote, the step times of this machine are one more case. The table of
+docs/policies.md is renewed with --write only.
+
+    python scripts/policy_study.py --write
+    python scripts/policy_study.py --profile profile.json --profile-rows 8
 """
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -23,6 +25,7 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
+from dspark_hf import ThroughputProfileError
 from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts, VerificationPolicy
 from dspark_hf.decoding.policies.registry import policy_factory
 from dspark_hf.decoding.schedule import schedule
@@ -30,7 +33,9 @@ from dspark_hf.decoding.types import Confidence
 from dspark_hf.evaluation.causal import CausalOptimum
 from dspark_hf.evaluation.hindsight import HindsightPolicy
 from dspark_hf.evaluation.intervals import bootstrap
-from dspark_hf.evaluation.provenance import collect_provenance
+from dspark_hf.evaluation.provenance import collect_provenance, scrub_home
+from dspark_hf.fitting.profile_store import load_profile
+from dspark_hf.fitting.throughput import ThroughputProfile
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "policies.md"
@@ -59,27 +64,49 @@ OTHER_CASES = {1: [(2, 8), (4, 8), (2, 2)], 2: [(2, 8), (4, 8), (8, 8)], 10: [(8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=Path, help='JSON with "step_s", seconds by B from 0, and "draft_s"')
+    parser.add_argument("--profile", type=Path, help="written by `dspark profile`; one more case")
+    parser.add_argument("--profile-rows", type=int, default=8, help="rows of that case")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/policies.md")
     parser.add_argument("--num-rounds", type=int, default=300, help="of each case; five times as many for 1 and 2 rows")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    measured = None if arguments.profile is None else json.loads(arguments.profile.read_text())
+    measured = None
+    if arguments.profile is not None:
+        try:
+            measured = measured_costs(load_profile(arguments.profile), arguments.profile_rows)
+        except (ThroughputProfileError, OSError) as error:
+            parser.error(str(error))
     tables = []
     for row_counts, stairs in ((FEW_ROWS, FEW_STAIRS), (MANY_ROWS, MANY_STAIRS)):
+        cases = [(n, stair_name(*stair), staircase(n, *stair), NUM_SLOTS) for n in row_counts for stair in stairs]
+        if measured is not None and (arguments.profile_rows <= max(FEW_ROWS)) == (row_counts == FEW_ROWS):
+            cases.append((arguments.profile_rows, "measured", *measured))
         rows = []
-        for num_rows in row_counts:
-            cases = [(stair_name(*stair), staircase(num_rows, *stair)) for stair in stairs]
-            if measured is not None and len(measured["step_s"]) > num_rows * (1 + NUM_SLOTS):
-                cases.append((arguments.profile.stem, StepCosts.of(measured["step_s"], measured.get("draft_s", 0.0))))
-            for name, costs in cases:
-                study = few_rows if num_rows <= 2 else many_rows
-                rows.append([str(num_rows), name, *study(means(num_rows), costs, arguments.num_rounds, arguments.seed)])
-                print(" | ".join(rows[-1]), flush=True)
+        for num_rows, name, costs, num_slots in cases:
+            study = few_rows if num_rows <= max(FEW_ROWS) else many_rows
+            mean = means(num_rows)[:, :num_slots]
+            rows.append([str(num_rows), name, *study(mean, costs, arguments.num_rounds, arguments.seed)])
+            print(" | ".join(rows[-1]), flush=True)
         tables.append(rows)
     text = page(tables, others(arguments), arguments)
-    write(text)
+    if arguments.write:
+        write(text)
     print(text)
+
+
+def measured_costs(profile: ThroughputProfile, num_rows: int) -> tuple[StepCosts, int]:
+    """Costs at the longest context measured, and the slots of blocks: those profiled, at most `NUM_SLOTS`."""
+    measured = profile.step_costs(num_rows, profile.grid.contexts[-1])
+    block_size = profile.grid.tokens_per_row[-1] - 1
+    num_slots = min(block_size, NUM_SLOTS)
+    costs = StepCosts.of(
+        measured.step_s[: num_rows * (1 + num_slots) + 1].tolist(),
+        measured.draft_s,
+        profile.overhead_s(num_rows),
+        slot_s=measured.slot_s,
+    )
+    return costs.without_slots(block_size - num_slots), num_slots
 
 
 def staircase(num_rows: int, width: int, scale: int) -> StepCosts:
@@ -127,9 +154,9 @@ def theta(survival: Tensor, lengths: Tensor, costs: StepCosts) -> float:
 
 def thetas_of(policy: VerificationPolicy, rounds: Tensor, costs: StepCosts) -> list[float]:
     """Theta of each of `[rounds, rows, slots]` conditional confidences, which the policy meets one after the other."""
-    num_rows = rounds.shape[1]
-    full = torch.full((num_rows,), NUM_SLOTS)
-    facts = RoundFacts(NUM_SLOTS, tuple(range(num_rows)), torch.ones(num_rows, dtype=torch.bool), full, full, costs)
+    _, num_rows, num_slots = rounds.shape
+    full = torch.full((num_rows,), num_slots)
+    facts = RoundFacts(num_slots, tuple(range(num_rows)), torch.ones(num_rows, dtype=torch.bool), full, full, costs)
     result = []
     for conditional in rounds:
         confidence = Confidence(conditional, conditional.cumprod(dim=-1))
@@ -164,11 +191,11 @@ def many_rows(mean: np.ndarray, costs: StepCosts, num_rounds: int, seed: int) ->
 
 def few_rows(mean: np.ndarray, costs: StepCosts, num_rounds: int, seed: int) -> list[str]:
     """Losses against the best causal policy, and what hindsight has over that."""
-    num_rows, mean = len(mean), mean[..., None]
+    shape, mean = mean.shape, mean[..., None]
     middles = (np.arange(NUM_LEVELS) + 0.5) / NUM_LEVELS
     levels = beta.ppf(middles, mean * CONCENTRATION, (1 - mean) * CONCENTRATION)
     causal = CausalOptimum(levels.tolist(), costs)
-    chosen = np.random.default_rng(seed).integers(NUM_LEVELS, size=(5 * num_rounds, num_rows, NUM_SLOTS))
+    chosen = np.random.default_rng(seed).integers(NUM_LEVELS, size=(5 * num_rounds, *shape))
     rounds = torch.from_numpy(np.take_along_axis(levels[None], chosen[..., None], axis=-1)[..., 0])
     best = [
         theta(conditional.cumprod(dim=-1), torch.tensor(causal.lengths(places.tolist())), costs)
@@ -185,7 +212,7 @@ def page(tables: list[list[list[str]]], worst: list[list[str]], arguments: argpa
     few, many = tables
     facts = collect_provenance(torch.device("cpu"), torch.float64, seed=arguments.seed, n=arguments.num_rounds)
     versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    command = shlex.join(["python", "scripts/policy_study.py", *sys.argv[1:]])
+    command = scrub_home(shlex.join(["python", "scripts/policy_study.py", *sys.argv[1:]]))
     head = ["rows", "seconds of a step", *POLICIES]
     return "\n".join(
         [

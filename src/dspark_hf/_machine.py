@@ -42,6 +42,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+# What commands load a target in; `auto` is the checkpoint's.
+LOADABLE_DTYPES = ("bfloat16", "float32", "auto")
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write one JSON object in one step: readers see the old file or the whole new one.
 

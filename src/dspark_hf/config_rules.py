@@ -193,6 +193,13 @@ def _check_defaults_of_generation(config: "DSparkConfig") -> None:
         config.confidence_threshold,
         "must be a probability, 0 to 1",
     )
+    every = config.min_drafts_every
+    _require(
+        every is None or (isinstance(every, int) and not isinstance(every, bool) and every >= 1),
+        "min_drafts_every",
+        every,
+        "must be a whole number of rounds >= 1, or None for no floor",
+    )
 
 
 def check_calibration(config: "DSparkConfig") -> None:

@@ -33,6 +33,7 @@ _OPTIONAL_ON_LOAD = frozenset(
         "final_logit_softcapping",
         "initializer_range",
         "logit_multiplier",
+        "min_drafts_every",
         "pad_token_id",
         "sliding_window",
         "tie_word_embeddings",
@@ -104,6 +105,8 @@ class DSparkConfig(PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: The target's; pipelines read them from the assistant.
         verification_policy (`str`, *optional*, defaults to `"full"`): Used when the generate() call names none.
         confidence_threshold (`float`, *optional*, defaults to 0.4): For policy `threshold`, likewise.
+        min_drafts_every (`int`, *optional*): For policies that weigh rows against each other: each row has a draft
+            verified at least once in so many drafted rounds. `None`: rows of low estimates may go without.
         calibration (`dict`, *optional*): What makes the confidence head's estimates agree with the outcomes, by mode
             (`"greedy"`, `"sampled"`), as `dspark calibrate` fits it; rules in `config_rules.check_calibration`.
             `None`: the estimates are used as they are.
@@ -150,6 +153,7 @@ class DSparkConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     verification_policy: str = "full"
     confidence_threshold: float = 0.4
+    min_drafts_every: int | None = None
     calibration: dict[str, Any] | None = None
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = []

@@ -3,6 +3,7 @@
 import inspect
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,3 +185,12 @@ def test_targets_whose_rows_share_nothing_are_refused(target, drafter):
 def test_a_foreign_drafter_is_refused(target):
     with pytest.raises(IncompatibleTargetError):
         profile_with(target, tiny_drafter(tiny_target(num_layers=5)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0", "mps"])
+def test_seconds_of_any_accelerator_are_its_own(device, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    bench = PairBench(SimpleNamespace(device=torch.device(device)), tiny_drafter(tiny_target()), max_context=12)
+    assert bench._seconds(lambda: None) >= 0
+    assert waited == ([] if device == "cpu" else [torch.device(device)] * 2)

@@ -15,6 +15,16 @@ from dspark_hf.decoding.scheduler import Scheduler
 NUM_NEW = 24
 
 
+class Steps:
+    """Notes the steps that are compared with a profile."""
+
+    def __init__(self, machine):
+        machine.steps = self.seen = []
+
+    def observe(self, *step):
+        self.seen.append(step)
+
+
 MACHINES = {
     "flat": lambda b: 1.0,
     "linear": lambda b: 1.0 + 0.1 * b,
@@ -28,6 +38,8 @@ def on(monkeypatch):
 
     def put(machine):
         monkeypatch.setattr("dspark_hf.decoding.scheduler.find_profile", lambda target, drafter: machine)
+        # Its seconds are no seconds of this machine.
+        monkeypatch.setattr("dspark_hf.decoding.scheduler.residuals_of", lambda profile: Steps(machine))
         return machine
 
     return put
@@ -48,6 +60,26 @@ def test_scheduled_rows_say_what_plain_ones_say(machine, num_rows, policy, on):
                 assistant_model=drafter,
             )  # fmt: skip
             assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_every_step_is_compared_with_the_profile(num_rows, layout, on):
+    machine, target = on(Machine(MACHINES["linear"])), tiny_target()
+    whole, inputs = prefixes_of_one_text(target, num_rows)
+    computed = []
+    target.register_forward_pre_hook(lambda _, args, kw: computed.append(kw["input_ids"].numel()), with_kwargs=True)
+    oracle = OracleDrafter.for_target(target, whole, hit_rate=0.7)
+    with record_speculation() as report:
+        greedy(
+            target, **inputs, max_new_tokens=NUM_NEW, verification_policy="block", verification_layout=layout,
+            assistant_model=oracle,
+        )  # fmt: skip
+    assert [num_tokens for _, num_tokens, _, _ in machine.steps] == computed[1:]
+    assert {step[0] for step in machine.steps[:1]} == {num_rows}
+    first, last = machine.steps[0][2], machine.steps[-1][2]
+    assert inputs["input_ids"].shape[1] <= first < last <= inputs["input_ids"].shape[1] + NUM_NEW
+    assert sum(seconds for *_, seconds in machine.steps) == pytest.approx(report.verify_s)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -127,7 +159,8 @@ def test_without_a_profile_a_named_policy_is_refused_and_a_default_gives_way(on,
     target = tiny_target()
     ids = random_ids(5)
     with pytest.raises(
-        UnsupportedGenerationError, match="no throughput profile is at hand; make one with `dspark prof"
+        UnsupportedGenerationError,
+        match="at hand; make one with `dspark profile --target TARGET --drafter DRAFTER --dtype float32 --",
     ):
         greedy(target, ids, max_new_tokens=4, verification_policy="prefix", assistant_model=tiny_drafter(target))
     drafter = tiny_drafter(target, verification_policy="block")
@@ -135,6 +168,7 @@ def test_without_a_profile_a_named_policy_is_refused_and_a_default_gives_way(on,
         greedy(target, ids, max_new_tokens=NUM_NEW, assistant_model=drafter)
     assert report.num_verified == report.num_drafted > 0
     assert "every draft is verified instead" in caplog.text
+    assert "Make a profile with `dspark profile --target TARGET --drafter DRAFTER --dtype float32" in caplog.text
 
 
 def test_more_rows_than_were_measured_are_refused_or_verified_in_full(on, caplog):
@@ -142,7 +176,7 @@ def test_more_rows_than_were_measured_are_refused_or_verified_in_full(on, caplog
     settings._warn_of_missing_costs.cache_clear()
     target = tiny_target()
     inputs = ragged([5, 3, 4])
-    with pytest.raises(UnsupportedGenerationError, match="knows 1 to 2 rows, and this call has 3"):
+    with pytest.raises(UnsupportedGenerationError, match="knows 1 to 2 rows, and this call has 3.* --batch-size 3 "):
         greedy(target, **inputs, max_new_tokens=4, verification_policy="prefix", assistant_model=tiny_drafter(target))
     drafter = tiny_drafter(target, verification_policy="block")
     expected = greedy(target, **inputs, max_new_tokens=8)

@@ -7,10 +7,12 @@ from tiny import random_ids, tiny_drafter, tiny_target
 from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
-from dspark_hf import DSparkCandidateGenerator, DSparkConfig, UnsupportedGenerationError
+from dspark_hf import DSparkCandidateGenerator, DSparkConfig, DSparkConfigError, UnsupportedGenerationError
 from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.calibrate import calibrate
 from dspark_hf.decoding.policies.facts import RoundFacts
+from dspark_hf.decoding.policies.floor import NoFloor
+from dspark_hf.decoding.policies.registry import COST_POLICIES
 from dspark_hf.decoding.policies.simple import FullPolicy, ThresholdPolicy
 from dspark_hf.decoding.schedule import schedule
 from dspark_hf.decoding.settings import _warn_of_cap, _warn_of_missing_costs, resolve_settings
@@ -163,6 +165,19 @@ def test_weighing_drafts_against_time_without_step_times_is_refused_when_the_cal
         for _ in range(2):
             assert settings(drafter={"verification_policy": name}).new_policy().name == "full"
     assert caplog.text.count("every draft is verified instead") == len(needy) == 4
+
+
+@pytest.mark.parametrize("name", sorted(COST_POLICIES))
+def test_the_drafters_floor_reaches_its_policy(name):
+    assert isinstance(settings(verification_policy=name, has_costs=True).new_policy()._floor, NoFloor)
+    policy = settings(drafter={"min_drafts_every": 3}, verification_policy=name, has_costs=True).new_policy()
+    assert policy._floor._every == 3
+
+
+@pytest.mark.parametrize("every", [0, -1, True, 1.5, "2"])
+def test_a_floor_is_a_whole_number_of_rounds(every):
+    with pytest.raises(DSparkConfigError, match="min_drafts_every"):
+        settings(drafter={"min_drafts_every": every})
 
 
 @pytest.mark.parametrize("name", ["global", HindsightPolicy.name])

@@ -7,6 +7,7 @@ import torch
 from tiny import OracleDrafter, greedy, random_ids, tiny_drafter, tiny_target
 
 from dspark_hf import SpeculationReport, record_speculation
+from dspark_hf.decoding.report import StageClock
 
 
 def test_counts_of_rounds():
@@ -85,3 +86,11 @@ def test_output_report_adds_up():
     assert report.total_s == pytest.approx(sum(stages))
     assert output["sequences"] is output.sequences
     assert output.attentions is None
+
+
+def test_a_mark_tells_the_seconds_that_it_booked():
+    report = SpeculationReport()
+    clock = StageClock(report)
+    booked = [clock.mark("verify_s") for _ in range(3)]
+    assert min(booked) >= 0
+    assert report.verify_s == pytest.approx(sum(booked))

@@ -23,7 +23,7 @@ from .prefixes import Prefixes
 from .report import GenerateDSparkOutput, SpeculationReport, StageClock, publish
 from .row_criteria import ask_criteria
 from .row_drafter import RowDrafter
-from .row_layout import LayoutChooser, padded_to
+from .row_layout import Layout, LayoutChooser, padded_to
 from .row_result import common_end, cut_rows, joined_result
 from .row_rounds import RoundBook
 from .row_state import Row, RowState
@@ -174,7 +174,7 @@ class BatchRun:
             num_flat=layout.num_flat,
         )
         self._report.num_target_forwards += 1
-        self._clock.mark("verify_s")
+        self._observe_step(self._clock.mark("verify_s"), layout, max_context)
         # 5. accept, and commit what no stop cuts off
         num_kept, kept = self._accept_and_commit(outputs, drafts, lengths, proposal, is_round=True)
         part = slice(0, max(kept))
@@ -182,6 +182,13 @@ class BatchRun:
         self._clock.mark("other_s")
 
     # -- parts of a round ---------------------------------------------------------------------------------------
+
+    def _observe_step(self, measured_s: float, layout: Layout, context: int) -> None:
+        """Compare the step with the profile, which is of eager forwards."""
+        if not self._target.is_compiled:
+            num_rows = len(self._rows)
+            num_tokens = layout.num_flat or num_rows * (1 + layout.width)
+            self._generator.scheduler.observe_step(num_rows, num_tokens, context, measured_s)
 
     def _prefixes(self) -> Prefixes:
         rows = self._rows

@@ -19,7 +19,7 @@ from .draft import draft_block
 from .policies.facts import RoundFacts
 from .prefixes import Prefixes
 from .sampling import ScoreProcessor
-from .scheduler import Scheduler, usable_profile
+from .scheduler import Found, Scheduler, usable_profile
 from .settings import resolve_settings, weighs_costs
 from .types import Proposal
 
@@ -74,14 +74,20 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._max_length: int = generation_config.max_length
         self._do_sample = bool(generation_config.do_sample)
         self.processor = ScoreProcessor(logits_processor)
-        profile, why_none = None, None
-        if weighs_costs(config, generation_config):
-            profile, why_none = usable_profile(target, drafter, num_rows)
-        self._settings = resolve_settings(config, generation_config, why_no_costs=why_none)
+        is_asked = weighs_costs(config, generation_config)
+        found = usable_profile(target, drafter, num_rows) if is_asked else Found(None)
+        self._settings = resolve_settings(
+            config, generation_config, why_no_costs=found.why_none, profile_command=found.command
+        )
         num_slots = self._settings.num_draft_tokens
         device = self._target_device if ids_device is None else ids_device
         self.scheduler = Scheduler(
-            self._settings.new_policy(), num_slots, profile, device, block_size=config.block_size
+            self._settings.new_policy(),
+            num_slots,
+            found.profile,
+            device,
+            block_size=config.block_size,
+            is_timed=self._target_device.type == "cpu",
         )
         calibration = calibration_for(config, generation_config)
         self._calibration = None if calibration is None else calibration.to(device)

@@ -207,8 +207,10 @@ class _Run:
         drafts = self._scheduled(proposal)
         self._clock.mark("draft_s")
         # 4. verify
+        context = self.ids.shape[1] - 1
         outputs = self._runner.verify(self.ids, drafts)
-        self._clock.mark("verify_s")
+        verify_s = self._clock.mark("verify_s")
+        self._generator.scheduler.observe_step(1, 1 + drafts.shape[1], context, verify_s)
         # 5. accept
         verification = self._verification(outputs, drafts)
         acceptance = self._accept(drafts, proposal, verification)

@@ -148,8 +148,9 @@ class StageClock:
         self._report = report
         self._last_s = time.perf_counter()
 
-    def mark(self, stage: str) -> None:
-        """Book the time since the previous mark under `stage` (a field name such as `draft_s`)."""
+    def mark(self, stage: str) -> float:
+        """Book the time since the previous mark under `stage` (a field name such as `draft_s`); returns its seconds."""
         now_s = time.perf_counter()
-        setattr(self._report, stage, getattr(self._report, stage) + now_s - self._last_s)
-        self._last_s = now_s
+        seconds, self._last_s = now_s - self._last_s, now_s
+        setattr(self._report, stage, getattr(self._report, stage) + seconds)
+        return seconds

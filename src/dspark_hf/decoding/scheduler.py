@@ -1,12 +1,14 @@
 """Stage 3 over the rounds of one generate() call: whether a round drafts, and how much of its drafts is verified."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._compat import TargetModel
-from ..fitting.profile_store import find_profile
+from ..fitting.profile_store import command_for, find_profile
+from ..fitting.step_residuals import residuals_of
 from ..fitting.throughput import ThroughputProfile
 from ..modeling_dspark import DSparkDraftModel
 from .policies.depth import DraftDepth
@@ -33,6 +35,7 @@ class Scheduler:
         block_size: Slots of the drafts that were profiled.
         profile: For policies that weigh drafts against step times.
         device: Of drafts and confidences.
+        is_timed: Steps take what the host's clock says, as on a CPU; else [`observe_step`] hears nothing.
     """
 
     def __init__(
@@ -43,10 +46,12 @@ class Scheduler:
         device: torch.device,
         *,
         block_size: int,
+        is_timed: bool = False,
     ) -> None:
         self._policy = policy
         self._profile = profile if policy.needs_costs else None
         self._gate = None if self._profile is None else DraftGate(num_slots)
+        self._residuals = residuals_of(self._profile) if is_timed and self._profile is not None else None
         self._depth = DraftDepth(num_slots)
         self._num_slots = num_slots
         self._block_size = block_size
@@ -115,6 +120,18 @@ class Scheduler:
             self._gate.observe(live_accepted, live_lengths, self._costs)
             self._depth.observe(live_accepted, live_lengths, drafted[1].num_slots, self._costs)
 
+    def observe_step(self, num_rows: int, num_tokens: int, context: int, measured_s: float) -> None:
+        """Take what a target step took, so that a profile that no longer holds is warned of; decides nothing.
+
+        Args:
+            num_rows: Rows in the step, those that have ended included.
+            num_tokens: Tokens that were computed (B).
+            context: Tokens of the longest row before its anchor.
+            measured_s: Seconds.
+        """
+        if self._residuals is not None:
+            self._residuals.observe(num_rows, num_tokens, context, measured_s)
+
     def _costs_of(self, profile: ThroughputProfile, num_live: int, context: int) -> StepCosts:
         key = num_live, context // COSTS_EVERY_TOKENS
         if key not in self._known_costs:
@@ -135,20 +152,27 @@ class Scheduler:
         return self._known_costs[key]
 
 
-def usable_profile(
-    target: TargetModel, drafter: DSparkDraftModel, num_rows: int
-) -> tuple[ThroughputProfile | None, str | None]:
-    """The throughput profile of this pair on this machine for so many rows; without one, why."""
+class Found(NamedTuple):
+    """A throughput profile, or why there is none and the command that makes one."""
+
+    profile: ThroughputProfile | None
+    why_none: str | None = None
+    command: str = ""
+
+
+def usable_profile(target: TargetModel, drafter: DSparkDraftModel, num_rows: int) -> Found:
+    """The throughput profile of this pair on this machine for so many rows."""
     profile = find_profile(target, drafter)
     if profile is None:
-        return None, "no throughput profile is at hand"
+        return Found(None, "no throughput profile is at hand", command_for(target, drafter))
     if not profile.covers(num_rows, num_rows):
         known = profile.grid.num_rows
-        return None, f"the throughput profile knows {known[0]} to {known[-1]} rows, and this call has {num_rows}"
-    return profile, None
+        why = f"the throughput profile knows {known[0]} to {known[-1]} rows, and this call has {num_rows}"
+        return Found(None, why, command_for(target, drafter, sorted((*known, num_rows))))
+    return Found(profile)
 
 
 def policy_without_a_word(target: TargetModel, drafter: DSparkDraftModel, num_rows: int = 1) -> str:
     """Name of the policy that a generate() call runs which names none: the drafter's own, where that can be had."""
     name: str = drafter.config.verification_policy
-    return "full" if name in COST_POLICIES and usable_profile(target, drafter, num_rows)[0] is None else name
+    return "full" if name in COST_POLICIES and usable_profile(target, drafter, num_rows).profile is None else name

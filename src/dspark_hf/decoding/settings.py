@@ -32,7 +32,11 @@ class SpeculationSettings:
 
 
 def resolve_settings(
-    config: DSparkConfig, generation_config: GenerationConfig, *, why_no_costs: str | None = None
+    config: DSparkConfig,
+    generation_config: GenerationConfig,
+    *,
+    why_no_costs: str | None = None,
+    profile_command: str = "dspark profile",
 ) -> SpeculationSettings:
     """Read `num_assistant_tokens`, `verification_policy` and `assistant_confidence_threshold` of a call.
 
@@ -43,13 +47,14 @@ def resolve_settings(
         why_no_costs: Why step times of this machine are not at hand. A policy that weighs drafts against time is then
             refused when the call asks for it; as a drafter's default it gives way to `full`, with one warning, since
             a drafter travels and a profile does not. None: they are.
+        profile_command: What makes them be at hand.
 
     Raises:
         UnsupportedGenerationError: a knob has a value that this drafter cannot honour.
     """
     return SpeculationSettings(
         num_draft_tokens=_num_draft_tokens(config, generation_config),
-        new_policy=_new_policy(config, generation_config, why_no_costs),
+        new_policy=_new_policy(config, generation_config, why_no_costs, profile_command),
     )
 
 
@@ -88,7 +93,7 @@ def _warn_of_cap(asked: int, block_size: int) -> None:
 
 
 def _new_policy(
-    config: DSparkConfig, generation_config: GenerationConfig, why_no_costs: str | None
+    config: DSparkConfig, generation_config: GenerationConfig, why_no_costs: str | None, profile_command: str
 ) -> Callable[[], VerificationPolicy]:
     asked = getattr(generation_config, "verification_policy", None)
     name = _policy_name(config, generation_config)
@@ -97,7 +102,7 @@ def _new_policy(
             f"verification_policy must be one of {VERIFICATION_POLICIES}, got {name!r}; leave it out for the drafter's "
             "own"
         )
-    new_policy = policy_factory(name, _threshold(config, generation_config))
+    new_policy = policy_factory(name, _threshold(config, generation_config), config.min_drafts_every)
     policy = new_policy()
     if policy.needs_confidence and not config.enable_confidence_head:
         raise UnsupportedGenerationError(
@@ -108,21 +113,22 @@ def _new_policy(
         if asked:
             raise UnsupportedGenerationError(
                 f"verification_policy={name!r} weighs drafts against step times of this machine, and {why_no_costs}; "
-                "make one with `dspark profile`, or use verification_policy='full' or 'threshold'"
+                f"make one with `{profile_command}`, or use verification_policy='full' or 'threshold'"
             )
-        _warn_of_missing_costs(name, why_no_costs)
+        _warn_of_missing_costs(name, why_no_costs, profile_command)
         return policy_factory("full", 0.0)
     return new_policy
 
 
 @functools.cache
-def _warn_of_missing_costs(name: str, why: str) -> None:
-    """Once per policy and reason: a loop over prompts would repeat it at each call."""
+def _warn_of_missing_costs(name: str, why: str, profile_command: str) -> None:
+    """Once per policy, reason and pair: a loop over prompts would repeat it at each call."""
     logger.warning(
         "this drafter's verification_policy %r weighs drafts against step times of this machine, and %s; every draft "
-        "is verified instead. Make a profile with `dspark profile`",
+        "is verified instead. Make a profile with `%s`",
         name,
         why,
+        profile_command,
     )
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import logging as transformers_logging
 
 from .. import zoo
+from .._machine import LOADABLE_DTYPES
 from ..configuration_dspark import DSparkConfig
 from ..decoding.target_refusals import refuse_target
 from ..errors import DSparkError
@@ -25,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 # Seconds the Hub has to say whether it knows a name.
 HUB_TIMEOUT_S = 5.0
-DTYPES = ("bfloat16", "float32", "auto")
 
 _Model = TypeVar("_Model", bound=PreTrainedModel)
 
@@ -44,15 +44,15 @@ def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, Pr
 
     Args:
         name: As for `zoo.resolve`.
-        dtype: One of `DTYPES`; `auto` is the checkpoint's.
+        dtype: One of `LOADABLE_DTYPES`; `auto` is the checkpoint's.
         device: A torch device, or `auto`: CUDA where there is one, else the CPU.
 
     Raises:
         ComparisonError: nothing can be loaded under that name, or an argument is unknown.
         ZooError: as for `zoo.resolve`.
     """
-    if dtype not in DTYPES:
-        raise ComparisonError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if dtype not in LOADABLE_DTYPES:
+        raise ComparisonError(f"dtype must be one of {', '.join(LOADABLE_DTYPES)}, got {dtype!r}")
     placed_on = _device(device)
     folder = zoo.resolve(name)
     source = _available(name, "target") if folder == name else folder

@@ -243,8 +243,8 @@ class PairBench:
 
     def _synchronize(self) -> None:
         """Wait for the accelerator, whose work belongs to the call that asked for it."""
-        if self._target.device.type == "cuda":
-            torch.cuda.synchronize(self._target.device)
+        if self._target.device.type != "cpu":
+            torch.accelerator.synchronize(self._target.device)
 
 
 class _Stopwatch(StoppingCriteria):

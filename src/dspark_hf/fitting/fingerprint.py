@@ -71,6 +71,25 @@ class Fingerprint:
             },
         )
 
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "Fingerprint":
+        """What `asdict` gave.
+
+        Raises:
+            TypeError, ValueError: a field is missing, unknown or of another type.
+        """
+        read = cls(**content)
+        for name in ("device", "dtype", "target", "drafter", "layout"):
+            _require(isinstance(getattr(read, name), str), name, "text")
+        _require(read.num_threads is None or isinstance(read.num_threads, int), "num_threads", "a whole number or null")
+        versions = read.versions
+        _require(
+            isinstance(versions, dict) and all(isinstance(v, str) for v in versions.values()),
+            "versions",
+            "texts by name",
+        )
+        return read
+
     @property
     def key(self) -> str:
         """Names the profile's file: all but the versions, so that a new version finds what it makes stale."""
@@ -87,6 +106,11 @@ def attention_of(model: Any) -> str | None:
     """Name of the attention implementation that a model was loaded with, also while a batch runs."""
     name: str | None = getattr(model.config, "_attn_implementation", None)
     return "sdpa" if name == ROW_ATTENTION else name
+
+
+def _require(holds: bool, name: str, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"fingerprint.{name} must be {rule}")
 
 
 def _weights(model: nn.Module) -> list[str]:

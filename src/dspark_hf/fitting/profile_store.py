@@ -5,6 +5,7 @@ import logging
 import os
 import shlex
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from .._compat import TargetModel
-from .._machine import cache_root, write_json
+from .._machine import LOADABLE_DTYPES, cache_root, dtype_name, write_json
 from ..errors import ThroughputProfileError
 from .fingerprint import Fingerprint, attention_of
 from .throughput import ThroughputProfile
@@ -76,15 +77,46 @@ def load_profile(path: Path, expected: Fingerprint | None = None) -> ThroughputP
 
 def renewal_command(profile: ThroughputProfile) -> str:
     """The command line that measures the same again."""
-    words = ["dspark", "profile", "--target", profile.target]
-    if profile.drafter is not None:
-        words += ["--drafter", profile.drafter]
-    for option, values in (("--batch-size", profile.grid.num_rows), ("--context", profile.grid.contexts)):
+    own = profile.fingerprint
+    names = profile.target, profile.drafter
+    device = own.device.split(":")[0]
+    return _command(*names, own.dtype, device, own.num_threads, profile.grid.num_rows, profile.grid.contexts)
+
+
+def command_for(target: TargetModel, drafter: Any, num_rows: Sequence[int] = ()) -> str:
+    """The command line that measures a loaded pair; a model that was not loaded by name stands as TARGET or DRAFTER.
+
+    Args:
+        num_rows: To be measured; none: what `dspark profile` takes by default.
+    """
+    names = (getattr(model.config, "_name_or_path", "") for model in (target, drafter))
+    target_name, drafter_name = (name or role for name, role in zip(names, ("TARGET", "DRAFTER"), strict=True))
+    device = target.device.type
+    num_threads = torch.get_num_threads() if device == "cpu" else None
+    return _command(target_name, drafter_name, dtype_name(target.dtype), device, num_threads, num_rows, ())
+
+
+def _command(
+    target: str,
+    drafter: str | None,
+    dtype: str,
+    device: str,
+    num_threads: int | None,
+    num_rows: Sequence[int],
+    contexts: Sequence[int],
+) -> str:
+    words = ["dspark", "profile", "--target", target]
+    if drafter is not None:
+        words += ["--drafter", drafter]
+    for option, values in (("--batch-size", num_rows), ("--context", contexts)):
         for value in values:
             words += [option, str(value)]
-    words += ["--dtype", profile.fingerprint.dtype]
-    if profile.fingerprint.num_threads is not None:
-        words += ["--threads", str(profile.fingerprint.num_threads)]
+    # A target in another dtype can only have been measured as its checkpoint came.
+    words += ["--dtype", dtype if dtype in LOADABLE_DTYPES else "auto"]
+    if device != "meta":  # of an offloaded model
+        words += ["--device", device]
+    if num_threads is not None:
+        words += ["--threads", str(num_threads)]
     return shlex.join(words)
 
 
@@ -95,6 +127,7 @@ class _Setup:
     devices: tuple[torch.device, torch.device]
     dtypes: tuple[torch.dtype, torch.dtype]
     attentions: tuple[Any, Any]
+    weights: tuple[tuple[int, int], tuple[int, int]]
     num_threads: int
     root: Path
 
@@ -104,9 +137,16 @@ class _Setup:
             devices=(target.device, drafter.device),
             dtypes=(target.dtype, drafter.dtype),
             attentions=(attention_of(target), attention_of(drafter)),
+            weights=(_size(target), _size(drafter)),
             num_threads=torch.get_num_threads(),
             root=cache_root(),
         )
+
+
+def _size(model: nn.Module) -> tuple[int, int]:
+    """Parameters and numbers in them: adapters, resized embeddings and the like change one or both."""
+    numbers = [parameter.numel() for parameter in model.parameters()]
+    return len(numbers), sum(numbers)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Whether a throughput profile still holds: measured against predicted seconds of the steps that a generation runs."""
 
+import functools
 import logging
 import math
 from collections import deque
@@ -14,6 +15,9 @@ logger = logging.getLogger(__name__)
 WARN_FACTOR = 2.0
 WINDOW_STEPS = 64
 MIN_STEPS = 16
+
+# Of so many profiles, the latest used, the steps are remembered from call to call.
+MAX_PROFILES = 8
 
 
 class StepResiduals:
@@ -85,3 +89,9 @@ class StepResiduals:
             len(self._window),
             renewal_command(self._profile),
         )
+
+
+@functools.lru_cache(maxsize=MAX_PROFILES)
+def residuals_of(profile: ThroughputProfile) -> StepResiduals:
+    """Those of a profile in this process: calls are short, and one warning is enough for all of them."""
+    return StepResiduals(profile)

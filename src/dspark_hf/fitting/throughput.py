@@ -18,6 +18,9 @@ from .fingerprint import Fingerprint
 
 FORMAT_VERSION = 2
 
+# Far above any batch or context; a damaged file must not break interpolation later.
+MAX_GRID_POINT = 2**31 - 1
+
 
 class MeasuredCosts(NamedTuple):
     """What a policy weighs for one round of some rows at some context.
@@ -170,7 +173,10 @@ class ThroughputProfile:
         return self._at(self.draft, num_rows, context)
 
     def plain_step_s(self, num_rows: int, context: int) -> float:
-        """Seconds of one step of plain generate(), one token for each of `num_rows` rows; raises as `draft_s`."""
+        """Seconds of one step of plain generate(), one token for each of `num_rows` rows; raises as `draft_s`.
+
+        For comparison by people, `dspark profile` prints it; policies compare with steps of the drafter's own caches.
+        """
         return self._at(self.plain, num_rows, context)
 
     def overhead_s(self, num_rows: int) -> float:
@@ -212,7 +218,7 @@ class ThroughputProfile:
             grid = ProfileGrid(**{name: tuple(map(int, points)) for name, points in content["grid"].items()})
             _check_grid(grid)
             return cls(
-                fingerprint=Fingerprint(**content["fingerprint"]),
+                fingerprint=Fingerprint.from_dict(content["fingerprint"]),
                 target=str(content["target"]),
                 drafter=None if content["drafter"] is None else str(content["drafter"]),
                 grid=grid,
@@ -220,7 +226,8 @@ class ThroughputProfile:
                 provenance=dict(content["provenance"]),
                 **{name: _timings(content, name, axes, grid) for name, axes in TIMING_AXES.items()},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+            # The last two: numbers that no int or no tensor can hold.
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise ThroughputProfileError(
                 f"this is no throughput profile, or a damaged one ({what}); make a new one with `dspark profile`"
@@ -293,8 +300,12 @@ def _weights(points: Sequence[int], value: float) -> Tensor:
 
 def _check_grid(grid: ProfileGrid) -> None:
     for name, points in asdict(grid).items():
-        if not points or points[0] < 1 or any(a >= b for a, b in zip(points, points[1:], strict=False)):
-            raise ValueError(f"grid.{name} must be whole numbers >= 1, each once, ascending, got {points}")
+        is_ascending = all(a < b for a, b in zip(points, points[1:], strict=False))
+        if not points or not is_ascending or points[0] < 1 or points[-1] > MAX_GRID_POINT:
+            raise ValueError(
+                f"grid.{name} must be whole numbers from 1 to {MAX_GRID_POINT}, each once, ascending, got "
+                f"{str(points)[:100]}"
+            )
     if grid.tokens_per_row[0] != 1 or len(grid.tokens_per_row) < 2:
         raise ValueError(f"grid.tokens_per_row must begin with 1 and go on, got {grid.tokens_per_row}")
 

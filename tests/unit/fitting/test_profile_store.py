@@ -14,7 +14,14 @@ from tiny import tiny_drafter, tiny_target
 from dspark_hf import ThroughputProfileError
 from dspark_hf.fitting import profile_store
 from dspark_hf.fitting.fingerprint import Fingerprint
-from dspark_hf.fitting.profile_store import find_profile, load_profile, profile_path, renewal_command, save_profile
+from dspark_hf.fitting.profile_store import (
+    command_for,
+    find_profile,
+    load_profile,
+    profile_path,
+    renewal_command,
+    save_profile,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +94,7 @@ def test_a_failed_write_leaves_the_older_profile():
 
 RENEW = (
     "renew it with `dspark profile --target owner/target --drafter 'my drafter' --batch-size 1 --batch-size 2 "
-    "--batch-size 4 --context 10 --context 30 --dtype float32 --threads 2`"
+    "--batch-size 4 --context 10 --context 30 --dtype float32 --device cpu --threads 2`"
 )
 
 
@@ -119,10 +126,25 @@ def test_damaged_files_are_refused(text):
 
 
 def test_the_default_drafter_and_an_accelerator_need_no_options():
-    fingerprint = replace(FINGERPRINT, num_threads=None)
+    fingerprint = replace(FINGERPRINT, num_threads=None, device="cuda: H")
     command = renewal_command(profile_of(StaircaseMachine(), drafter=None, fingerprint=fingerprint))
     assert "--drafter" not in command
     assert "--threads" not in command
+    assert "--device cuda" in command
+
+
+def test_a_command_names_dtypes_that_it_takes():
+    command = renewal_command(profile_of(StaircaseMachine(), fingerprint=replace(FINGERPRINT, dtype="float16")))
+    assert "--dtype auto" in command
+
+
+def test_the_command_for_a_loaded_pair_names_it(pair):
+    target, drafter = pair
+    rest = f"--dtype float32 --device cpu --threads {torch.get_num_threads()}"
+    assert command_for(target, drafter) == f"dspark profile --target TARGET --drafter DRAFTER {rest}"
+    target.config._name_or_path, drafter.config._name_or_path = "owner/target", "my drafter"
+    expected = f"dspark profile --target owner/target --drafter 'my drafter' --batch-size 1 --batch-size 64 {rest}"
+    assert command_for(target, drafter, (1, 64)) == expected
 
 
 # --- finding
@@ -164,6 +186,18 @@ def test_a_changed_pair_has_another_profile(pair):
     assert find_profile(target, drafter) is not None
 
 
+def test_changes_inside_a_pair_are_noticed(pair):
+    target, drafter = pair
+    save_profile(made_for(pair))
+    assert find_profile(target, drafter) is not None
+    drafter.register_parameter("extra", torch.nn.Parameter(torch.zeros(2)))
+    assert find_profile(target, drafter) is None
+    del drafter.extra
+    assert find_profile(target, drafter) is not None
+    target.resize_token_embeddings(target.config.vocab_size + 3)
+    assert find_profile(target, drafter) is None
+
+
 def test_threads_tell_profiles_apart(pair):
     own = torch.get_num_threads()
     save_profile(made_for(pair))
@@ -175,17 +209,23 @@ def test_threads_tell_profiles_apart(pair):
     assert find_profile(*pair) is not None
 
 
-@pytest.mark.parametrize("kind", ["stale", "damaged"])
+@pytest.mark.parametrize("kind", ["stale", "damaged", "infinite", "unversioned"])
 def test_an_unusable_profile_is_said_once_and_not_used(pair, kind, caplog):
     path = save_profile(made_for(pair, versions=older_versions()))
     if kind == "damaged":
         path.write_text("{")
+    content = json.loads(save_profile(made_for(pair), path.with_name("other")).read_text())
+    if kind == "infinite":
+        path.write_text(json.dumps(content | {"num_repeats": float("inf")}))
+    if kind == "unversioned":
+        content["fingerprint"]["versions"] = []
+        path.write_text(json.dumps(content))
     with caplog.at_level(logging.WARNING):
         assert find_profile(*pair) is None
         assert find_profile(*pair) is None
         assert find_profile(pair[0], tiny_drafter(pair[0])) is None  # loaded again
     (record,) = caplog.records
-    assert kind in record.getMessage()
+    assert ("stale" if kind == "stale" else "damaged") in record.getMessage()
     assert "dspark profile" in record.getMessage()
 
 

@@ -208,6 +208,14 @@ def test_a_profile_survives_json(profile):
         (lambda c: c["grid"].pop("num_rows"), "num_rows"),
         (lambda c: c["fingerprint"].pop("device"), "device"),
         (lambda c: c.update(grid=[1]), "no throughput profile"),
+        (lambda c: c.update(num_repeats=float("inf")), "infinity"),
+        (lambda c: c["grid"].update(contexts=[10, float("inf")]), "infinity"),
+        (lambda c: c["grid"].update(contexts=[10, 10**400]), "grid.contexts must be whole numbers from 1 to"),
+        (lambda c: c["overhead"].update(median_s=[1.0, 10**400, 1.0]), "no throughput profile"),
+        (lambda c: c["fingerprint"].update(versions=[]), "fingerprint.versions must be texts by name"),
+        (lambda c: c["fingerprint"].update(versions={"torch": 2}), "fingerprint.versions must be texts by name"),
+        (lambda c: c["fingerprint"].update(dtype=5), "fingerprint.dtype must be text"),
+        (lambda c: c["fingerprint"].update(num_threads=[2]), "fingerprint.num_threads must be a whole number or null"),
     ],
 )
 def test_damaged_content_is_refused(profile, damage, message):

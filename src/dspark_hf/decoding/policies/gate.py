@@ -33,7 +33,7 @@ class DraftGate:
     drafted round's. The latter is a forecast, to which drafted rounds in the present situation are added as they
     come, so that what the policy really achieves decides in the end. The forecast takes the best number of drafts
     under the acceptance seen so far by slot, before any round `prior_acceptance`; draft seconds count in full. So a
-    drafter that cannot pay at this batch size costs nothing from the first round on.
+    drafter that by the prior cannot pay at this batch size costs what trials cost, from the first round on.
 
     While the gate is closed, drafting is tried for one round after 16, 32, ... plain rounds, and again at once where
     that paid; but only if what trials lost so far, and what this one loses if no draft is accepted, are within
@@ -46,16 +46,13 @@ class DraftGate:
 
     Args:
         num_slots: Drafts of a block.
-        verifies_all: Forecast blocks that are verified in full, as policy `full` does, not the best lengths.
         prior_acceptance: Conditional acceptance by slot, in [0, 1]; the last counts for all that follow.
 
     Raises:
         UnsupportedGenerationError: a prior that is no probability, or none at all.
     """
 
-    def __init__(
-        self, num_slots: int, *, verifies_all: bool = False, prior_acceptance: Sequence[float] = (PRIOR_ACCEPTANCE,)
-    ) -> None:
+    def __init__(self, num_slots: int, *, prior_acceptance: Sequence[float] = (PRIOR_ACCEPTANCE,)) -> None:
         if not prior_acceptance or not all(0.0 <= share <= 1.0 for share in prior_acceptance):
             raise UnsupportedGenerationError(
                 f"prior_acceptance must hold probabilities, 0 to 1, got {prior_acceptance!r}; leave it out for "
@@ -63,7 +60,6 @@ class DraftGate:
             )
         given = list(prior_acceptance)[:num_slots]
         prior = given + given[-1:] * (num_slots - len(given))
-        self._verifies_all = verifies_all
         self._num_judged = [PRIOR_DRAFTS] * num_slots
         self._num_accepted = [PRIOR_DRAFTS * share for share in prior]
         self._situation: tuple[int, float, float] | None = None
@@ -159,9 +155,9 @@ class DraftGate:
             for n in range(1, num_live + 1):  # all rows are alike, so slot k of each comes before any slot k + 1
                 tokens += survival
                 round_s = costs.round_seconds(num_live * (1 + k) + n)
-                if not self._verifies_all and tokens * best[1] > best[0] * round_s:
+                if tokens * best[1] > best[0] * round_s:
                     best = (tokens, round_s)
-        return (tokens, costs.round_seconds(num_live * (1 + len(self._num_judged)))) if self._verifies_all else best
+        return best
 
 
 def _plain_s(costs: StepCosts, num_live: int) -> float:
