@@ -238,8 +238,7 @@ def _check_calibration_entry(name: str, entry: object, num_slots: int) -> None:
     _require(
         platt is None
         or (
-            _is_list_of(num_slots, platt)
-            and all(_is_list_of(2, pair) and is_calibration_map(*pair) for pair in platt)
+            _is_list_of(num_slots, platt) and all(_is_list_of(2, pair) and is_calibration_map(*pair) for pair in platt)
         ),
         f"{name}['platt']",
         platt,

@@ -34,7 +34,10 @@ def config(**overrides):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"temperatures": [1.0, 1.0, 1.0]}, r"\['temperatures'\] must hold one number from 0.0001 to 10000 for each of the 4"),
+        (
+            {"temperatures": [1.0, 1.0, 1.0]},
+            r"\['temperatures'\] must hold one number from 0.0001 to 10000 for each of the 4",
+        ),
         ({"temperatures": [1.0, 0.0, 1.0, 1.0]}, "must hold one number from"),
         ({"temperatures": [1.0, float("inf"), 1.0, 1.0]}, "must hold one number from"),
         ({"temperatures": [1.0, 1e-50, 1.0, 1.0]}, "must hold one number from .* got .1.0, 1e-50"),
