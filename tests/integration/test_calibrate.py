@@ -152,6 +152,19 @@ def test_proposals_of_other_settings_or_drafters_are_not_mixed(target, prompts, 
         record_to_file(target, drafter, prompts, path, sampled, num_proposals=1)
 
 
+def test_only_rounds_of_todays_prompts_count(target, prompts, tmp_path):
+    path, drafter = tmp_path / "a.jsonl", near(target)
+    everything = record_to_file(target, drafter, prompts, path, GREEDY, num_proposals=10**6)
+    first, second, third, *_ = prompts
+    today = {first: prompts[first], second: prompts[third]}  # one as it was, one with another text
+    fresh = record_to_file(target, drafter, today, tmp_path / "fresh.jsonl", GREEDY, num_proposals=10**6)
+    again = record_to_file(target, drafter, today, path, GREEDY, num_proposals=10**6)
+    assert again.num_prompts == 2 and len(again) < len(everything)
+    assert int(again.is_verified.sum()) == int(fresh.is_verified.sum())
+    assert len(path.read_text().splitlines()) == 1 + len(prompts) + 1
+    assert len(record_to_file(target, drafter, prompts, path, GREEDY, num_proposals=1)) == len(everything)
+
+
 def test_a_file_of_something_else_is_refused(target, prompts, tmp_path):
     (tmp_path / "a.jsonl").write_text("hello\n")
     with pytest.raises(CalibrationError, match="cannot be read as proposals"):
