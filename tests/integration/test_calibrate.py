@@ -20,6 +20,7 @@ from dspark_hf import CalibrationError, CalibrationRequest, DSparkConfig, record
 from dspark_hf.decoding import loop
 from dspark_hf.evaluation import calibration_quality, proposals
 from dspark_hf.evaluation.calibration import calibrate_drafter
+from dspark_hf.evaluation.calibration_files import check_output, write_calibrated
 from dspark_hf.evaluation.proposals import RecordingSettings, read_proposals, record_to_file
 from dspark_hf.fitting import sts
 from dspark_hf.training.records import is_held_out
@@ -247,9 +248,43 @@ def test_in_place_only_the_config_changes_and_other_modes_stay(folders, tmp_path
     assert code == 0, err
     after = json.loads((drafter / "config.json").read_text())
     assert after["calibration"].pop("sampled") == sampled
-    assert set(after.pop("calibration")) <= {"greedy"}
+    assert set(after.pop("calibration")) == {"greedy"}
     assert after == {key: value for key, value in config.items() if key != "calibration"}
     assert (drafter / "model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def fitted_on(num_proposals):
+    return {"temperatures": [3.0, 3.0], "platt": None, "settings": {}, "num_proposals": num_proposals}
+
+
+def test_modes_of_the_same_drafter_in_the_output_stay(folders, target, tmp_path):
+    source, output = tmp_path / "source", tmp_path / "output"
+    for folder, calibration in ((source, {"greedy": fitted_on(1), "sampled": fitted_on(2)}), (output, None)):
+        near(target, block_size=2, num_hidden_layers=1, calibration=calibration).save_pretrained(folder)
+    write_calibrated(str(source), output, {"greedy": fitted_on(3)})
+    write_calibrated(str(source), output, {"sampled": fitted_on(4)})
+    assert DSparkConfig.from_pretrained(output).calibration == {"greedy": fitted_on(3), "sampled": fitted_on(4)}
+
+
+@pytest.mark.parametrize("other", [{"seed": 5}, {"block_size": 3}, {"dtype": torch.bfloat16}, None])
+def test_another_model_in_the_output_is_not_overwritten(folders, target, tmp_path, monkeypatch, other):
+    if other is None:
+        target.save_pretrained(tmp_path)
+    else:
+        dtype = other.pop("dtype", torch.float32)
+        near(target, **{"block_size": 2, "num_hidden_layers": 1} | other).to(dtype).save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(proposals, "_decode", None)  # refused before
+    code, _, err = run(folders, tmp_path, "--mode", "greedy")
+    assert code == 2 and "must be empty or hold the drafter that is calibrated" in err and "name another output" in err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin"])
+def test_part_of_a_model_in_the_output_is_not_overwritten(folders, tmp_path, name):
+    (tmp_path / name).write_bytes(b"[]")
+    with pytest.raises(CalibrationError, match="holds another model"):
+        check_output(str(folders / "drafter"), tmp_path)
 
 
 def test_a_repeated_command_decodes_nothing_again(folders, tmp_path, monkeypatch):

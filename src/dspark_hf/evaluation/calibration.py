@@ -19,7 +19,7 @@ from ..prompts import encode_prompt
 from ..training.locks import alone_with
 from ..training.records import is_held_out
 from ..training.response_prompts import load_prompt_dataset
-from .calibration_files import check_in_place, plot_reliability, write_calibrated
+from .calibration_files import check_output, plot_reliability, write_calibrated
 from .calibration_quality import SlotQuality, slot_qualities
 from .loading import bundled_drafter, load_drafter, load_target
 from .proposals import RecordingSettings, record_to_file
@@ -197,7 +197,7 @@ def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = Fals
             _require(bool(prompts[0]), "prompts", request.prompts, "some that training left out; their ids decide")
         target, tokenizer = load_target(request.target, request.dtype, request.device)
         drafter, name, source = _load(request, target, tokenizer)
-        check_in_place(source, output)
+        check_output(source, output)
         encoded = [_encode(tokenizer, part, request.max_prompt_tokens) for part in prompts]
         _refuse_shared(*encoded)
         modes = {}
