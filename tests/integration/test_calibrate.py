@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import dspark_cli
 from dspark_hf import CalibrationError, CalibrationRequest, DSparkConfig, record_proposals, record_speculation
 from dspark_hf.decoding import loop
-from dspark_hf.evaluation import calibration_quality, proposals
+from dspark_hf.evaluation import calibration, calibration_quality, proposals
 from dspark_hf.evaluation.calibration import calibrate_drafter
 from dspark_hf.evaluation.calibration_files import check_output, write_calibrated
 from dspark_hf.evaluation.proposals import RecordingSettings, read_proposals, record_to_file
@@ -221,11 +221,15 @@ def test_calibrate_writes_a_drafter_a_report_and_a_figure(folders, tmp_path):
     code, out, err = run(folders, output, "--held-out-prompts", folders / "judge.jsonl")
     assert code == 0, err
     assert "greedy (repetition_penalty 1" in out and "sampled (" in out
+    assert "held-out rounds also decide which slots keep their map" in " ".join(out.split())
     report = json.loads((output / "calibration" / "report.json").read_text())
+    assert "decide which slots keep their map" in report["held_out_use"]
     assert report["provenance"]["n"] == sum(mode["num_held_out"] for mode in report["modes"].values())
     written = {name for name, mode in report["modes"].items() if mode["is_written"]}
     config = DSparkConfig.from_pretrained(output)
     assert set(config.calibration or {}) == written and written
+    in_order = ", ".join(name for name in report["modes"] if name in written)
+    assert f"calibrated drafter in {output}, written: {in_order}" in " ".join(out.split())
     for name in written:
         mode, entry = report["modes"][name], config.calibration[name]
         assert mode["num_held_out_prompts"] == 24 and entry["num_proposals"] == mode["num_fitted"] > 50
@@ -253,14 +257,52 @@ def test_in_place_only_the_config_changes_and_other_modes_stay(folders, tmp_path
     assert (drafter / "model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
 
 
+def make_slot_worse(monkeypatch, is_affected):
+    decide = calibration.fit_mode
+
+    def fit_mode(fitting, held_out, settings, **options):
+        with pytest.MonkeyPatch.context() as patch:
+            if is_affected(settings):
+                patch.setattr(calibration_quality.SlotQuality, "is_worse", property(lambda slot: slot.slot == 2))
+            return decide(fitting, held_out, settings, **options)
+
+    monkeypatch.setattr(calibration, "fit_mode", fit_mode)
+
+
+def test_a_mode_that_is_not_written_is_said(folders, tmp_path, monkeypatch):
+    make_slot_worse(monkeypatch, lambda settings: "temperature" in settings)
+    code, out, err = run(folders, tmp_path)
+    out = " ".join(out.split())
+    assert code == 0, err
+    assert out.count("written: greedy not written: sampled, since calibrated slots [2] are further from") == 1
+    assert set(DSparkConfig.from_pretrained(tmp_path).calibration) == {"greedy"}
+
+
+def test_without_a_written_mode_there_is_no_drafter(folders, tmp_path, monkeypatch):
+    make_slot_worse(monkeypatch, lambda settings: True)
+    code, out, err = run(folders, tmp_path, "--mode", "greedy")
+    assert code == 1 and "calibrated drafter in" not in out
+    assert (
+        "no mode was written" in err
+        and "was made or changed" in err
+        and "greedy, since calibrated slots [2] are further" in err
+    )
+    assert not (tmp_path / "config.json").exists() and (tmp_path / "calibration" / "report.json").exists()
+
+
+def test_the_help_says_what_held_out_prompts_decide():
+    done = typer.testing.CliRunner().invoke(dspark_cli.app, ["calibrate", "--help"], env={"COLUMNS": "200"})
+    assert "to decide which slots keep their map" in " ".join(done.stdout.split())
+
+
 def fitted_on(num_proposals):
     return {"temperatures": [3.0, 3.0], "platt": None, "settings": {}, "num_proposals": num_proposals}
 
 
 def test_modes_of_the_same_drafter_in_the_output_stay(folders, target, tmp_path):
     source, output = tmp_path / "source", tmp_path / "output"
-    for folder, calibration in ((source, {"greedy": fitted_on(1), "sampled": fitted_on(2)}), (output, None)):
-        near(target, block_size=2, num_hidden_layers=1, calibration=calibration).save_pretrained(folder)
+    for folder, entries in ((source, {"greedy": fitted_on(1), "sampled": fitted_on(2)}), (output, None)):
+        near(target, block_size=2, num_hidden_layers=1, calibration=entries).save_pretrained(folder)
     write_calibrated(str(source), output, {"greedy": fitted_on(3)})
     write_calibrated(str(source), output, {"sampled": fitted_on(4)})
     assert DSparkConfig.from_pretrained(output).calibration == {"greedy": fitted_on(3), "sampled": fitted_on(4)}

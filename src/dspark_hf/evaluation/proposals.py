@@ -1,8 +1,8 @@
 """Proposals on disk: the target decodes prompts with the drafter, and every round is kept as it ends.
 
 One JSONL file per mode and part. Its first line says what the rounds were made with, each other one holds the rounds
-of one prompt, so that an interrupted run goes on where it stopped. A prompt is known by its id and token ids: prompts may
-change between runs, and rounds of others stay in the file without counting.
+of one prompt, so that an interrupted run goes on where it stopped. A prompt is known by its id and token ids: prompts
+may change between runs, and rounds of others stay in the file without counting.
 """
 
 import copy
