@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from .common import DebugOption, DeviceOption, TargetOption, ThreadsOption, readable_errors, set_up_torch
+from .common import (
+    EXIT_NOTHING_WRITTEN,
+    DebugOption,
+    DeviceOption,
+    TargetOption,
+    ThreadsOption,
+    readable_errors,
+    set_up_torch,
+)
 
 
 def calibrate_command(
@@ -21,7 +29,11 @@ def calibrate_command(
         str | None, typer.Option(help="Folder or Hub id. Default: the one shipped for the target.")
     ] = None,
     held_out_prompts: Annotated[
-        list[str] | None, typer.Option(help="To judge the fit on. Default: 30 % of the prompts, kept apart.")
+        list[str] | None,
+        typer.Option(
+            help="To judge the fit on, and to decide which slots keep their map. Default: 30 % of the prompts, which "
+            "the fit does not see."
+        ),
     ] = None,
     not_trained_fraction: Annotated[
         float | None,
@@ -59,15 +71,18 @@ def calibrate_command(
     """Make a drafter's confidence agree with what the target accepts: a temperature per slot, from real decoding.
 
     Writes the drafter with the temperatures in its config.json, and `calibration/` beside it: report.json,
-    reliability.png and the proposals, from which an interrupted run goes on.
+    reliability.png and the proposals, from which an interrupted run goes on. A slot whose map is worse than none on
+    held-out prompts gets none; the report's numbers are of the same prompts. A mode is left out if a slot is worse
+    than before all the same.
 
-    Exit codes: 0 done, 2 bad input, 130 interrupted.
+    Exit codes: 0 done, 1 no mode was written, 2 bad input, 130 interrupted.
     """
     with readable_errors(debug, "interrupted; rounds decoded so far are kept, the same command goes on"):
         from rich.console import Console
 
         from dspark_hf.config_rules import CALIBRATION_MODES
-        from dspark_hf.evaluation.calibration import CalibrationRequest, calibrate_drafter
+        from dspark_hf.evaluation.calibration import calibrate_drafter
+        from dspark_hf.evaluation.calibration_request import CalibrationRequest
         from dspark_hf.evaluation.render_calibration import render_calibration
 
         request = CalibrationRequest(
@@ -94,4 +109,13 @@ def calibrate_command(
         set_up_torch(threads)
         report = calibrate_drafter(request, show_progress=True)
         render_calibration(report, Console())
-        typer.echo(f"calibrated drafter in {output}")
+    if not report.written_modes:
+        typer.echo(
+            f"no mode was written, and no drafter in {output} was made or changed: {report.why_not_written}; fit on "
+            "more rounds, or on other prompts",
+            err=True,
+        )
+        raise typer.Exit(EXIT_NOTHING_WRITTEN)
+    typer.echo(f"calibrated drafter in {output}, written: {', '.join(report.written_modes)}")
+    if report.why_not_written:
+        typer.echo(f"not written: {report.why_not_written}")

@@ -40,7 +40,8 @@ with _compat.naming_the_version():
 
 if typing.TYPE_CHECKING:
     from .decoding.drift import watch_drift
-    from .evaluation.calibration import CalibrationRequest, calibrate_drafter
+    from .evaluation.calibration import calibrate_drafter
+    from .evaluation.calibration_request import CalibrationRequest
     from .fitting.proposals import Proposals, record_proposals
     from .fitting.sts import SequentialTemperatureScaling
     from .fitting.throughput import ThroughputProfile
@@ -82,7 +83,7 @@ __all__ = [
 
 # Not needed to generate, or not by every call; transformers' Trainer takes seconds to import.
 _ON_DEMAND = {
-    "CalibrationRequest": "evaluation.calibration",
+    "CalibrationRequest": "evaluation.calibration_request",
     "DSparkTrainer": "training.trainer",
     "DSparkTrainingArguments": "training.settings",
     "ThroughputProfile": "fitting.throughput",

@@ -23,6 +23,11 @@ CALIBRATION_KEYS = ("temperatures", "platt", "settings", "num_proposals", "ece_b
 MAX_DRAFT_LAYERS = 64
 MAX_BLOCK_SIZE = 256
 
+# Of a calibration's maps, which are float32 when they are applied: far wider than any fit, far from overflow.
+SMALLEST_CALIBRATION_SCALE = 1e-4
+LARGEST_CALIBRATION_SCALE = 1e4
+LARGEST_CALIBRATION_SHIFT = 1e4
+
 _ROPE_NEEDS = {
     "default": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -205,9 +210,10 @@ def _check_defaults_of_generation(config: "DSparkConfig") -> None:
 def check_calibration(config: "DSparkConfig") -> None:
     """The rules of `DSparkConfig.calibration`.
 
-    It maps modes to entries of `temperatures`, one number > 0 per slot; `platt`, None or one pair `[a, b]` per slot
-    with a > 0, which then stand for the temperatures; `settings`, the generate() arguments it was fitted under; and,
-    if wanted, `num_proposals` (rounds it was fitted on), `ece_before` and `ece_after` (means over slots).
+    It maps modes to entries of `temperatures`, one number per slot from 1e-4 to 1e4; `platt`, None or one pair
+    `[a, b]` per slot with a in the same range and |b| at most 1e4, which then stand for the temperatures; `settings`,
+    the generate() arguments it was fitted under; and, if wanted, `num_proposals` (rounds it was fitted on),
+    `ece_before` and `ece_after` (means over slots).
 
     Raises:
         DSparkConfigError: a rule is broken.
@@ -231,20 +237,20 @@ def _check_calibration_entry(name: str, entry: object, num_slots: int) -> None:
     _require_keys(name, entry, CALIBRATION_KEYS[:3], CALIBRATION_KEYS)
     temperatures, platt, settings = (entry[key] for key in CALIBRATION_KEYS[:3])
     _require(
-        _is_list_of(num_slots, temperatures) and all(map(_is_positive, temperatures)),
+        _is_list_of(num_slots, temperatures) and all(map(_is_scale, temperatures)),
         f"{name}['temperatures']",
         temperatures,
-        f"must hold one finite number > 0 for each of the {num_slots} slots",
+        f"must hold one number {_SCALES} for each of the {num_slots} slots; fit them with `dspark calibrate`",
     )
     _require(
         platt is None
         or (
-            _is_list_of(num_slots, platt)
-            and all(_is_list_of(2, pair) and _is_positive(pair[0]) and _is_finite(pair[1]) for pair in platt)
+            _is_list_of(num_slots, platt) and all(_is_list_of(2, pair) and is_calibration_map(*pair) for pair in platt)
         ),
         f"{name}['platt']",
         platt,
-        f"must be None or hold, for each of the {num_slots} slots, a pair [a, b] of finite numbers with a > 0",
+        f"must be None or hold, for each of the {num_slots} slots, a pair [a, b] with a {_SCALES} and b from "
+        f"{-LARGEST_CALIBRATION_SHIFT:g} to {LARGEST_CALIBRATION_SHIFT:g}; fit them with `dspark calibrate`",
     )
     _require(
         isinstance(settings, dict) and all(isinstance(k, str) and _is_finite(v) for k, v in settings.items()),
@@ -256,6 +262,18 @@ def _check_calibration_entry(name: str, entry: object, num_slots: int) -> None:
         value = entry.get(key)
         holds = value is None or (_is_finite(value) and value >= 0)
         _require(holds, f"{name}[{key!r}]", value, "must be a finite number >= 0")
+
+
+def is_calibration_map(scale: object, shift: object) -> bool:
+    """Whether a calibration may hold the map `scale * logit + shift` of a slot."""
+    return _is_scale(scale) and _is_finite(shift) and abs(shift) <= LARGEST_CALIBRATION_SHIFT
+
+
+def _is_scale(value: object) -> bool:
+    return _is_finite(value) and SMALLEST_CALIBRATION_SCALE <= value <= LARGEST_CALIBRATION_SCALE
+
+
+_SCALES = f"from {SMALLEST_CALIBRATION_SCALE:g} to {LARGEST_CALIBRATION_SCALE:g}"
 
 
 def _require_keys(name: str, value: dict[str, Any], needed: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerFast
 import dspark_cli
 from dspark_hf import CalibrationError, CalibrationRequest, DSparkConfig, record_proposals, record_speculation
 from dspark_hf.decoding import loop
-from dspark_hf.evaluation import calibration_quality, proposals
+from dspark_hf.evaluation import calibration, calibration_quality, proposals
 from dspark_hf.evaluation.calibration import calibrate_drafter
+from dspark_hf.evaluation.calibration_files import check_output, write_calibrated
 from dspark_hf.evaluation.proposals import RecordingSettings, read_proposals, record_to_file
 from dspark_hf.fitting import sts
 from dspark_hf.training.records import is_held_out
@@ -152,6 +153,19 @@ def test_proposals_of_other_settings_or_drafters_are_not_mixed(target, prompts, 
         record_to_file(target, drafter, prompts, path, sampled, num_proposals=1)
 
 
+def test_only_rounds_of_todays_prompts_count(target, prompts, tmp_path):
+    path, drafter = tmp_path / "a.jsonl", near(target)
+    everything = record_to_file(target, drafter, prompts, path, GREEDY, num_proposals=10**6)
+    first, second, third, *_ = prompts
+    today = {first: prompts[first], second: prompts[third]}  # one as it was, one with another text
+    fresh = record_to_file(target, drafter, today, tmp_path / "fresh.jsonl", GREEDY, num_proposals=10**6)
+    again = record_to_file(target, drafter, today, path, GREEDY, num_proposals=10**6)
+    assert again.num_prompts == 2 and len(again) < len(everything)
+    assert int(again.is_verified.sum()) == int(fresh.is_verified.sum())
+    assert len(path.read_text().splitlines()) == 1 + len(prompts) + 1
+    assert len(record_to_file(target, drafter, prompts, path, GREEDY, num_proposals=1)) == len(everything)
+
+
 def test_a_file_of_something_else_is_refused(target, prompts, tmp_path):
     (tmp_path / "a.jsonl").write_text("hello\n")
     with pytest.raises(CalibrationError, match="cannot be read as proposals"):
@@ -207,11 +221,15 @@ def test_calibrate_writes_a_drafter_a_report_and_a_figure(folders, tmp_path):
     code, out, err = run(folders, output, "--held-out-prompts", folders / "judge.jsonl")
     assert code == 0, err
     assert "greedy (repetition_penalty 1" in out and "sampled (" in out
+    assert "held-out rounds also decide which slots keep their map" in " ".join(out.split())
     report = json.loads((output / "calibration" / "report.json").read_text())
+    assert "decide which slots keep their map" in report["held_out_use"]
     assert report["provenance"]["n"] == sum(mode["num_held_out"] for mode in report["modes"].values())
     written = {name for name, mode in report["modes"].items() if mode["is_written"]}
     config = DSparkConfig.from_pretrained(output)
     assert set(config.calibration or {}) == written and written
+    in_order = ", ".join(name for name in report["modes"] if name in written)
+    assert f"calibrated drafter in {output}, written: {in_order}" in " ".join(out.split())
     for name in written:
         mode, entry = report["modes"][name], config.calibration[name]
         assert mode["num_held_out_prompts"] == 24 and entry["num_proposals"] == mode["num_fitted"] > 50
@@ -234,9 +252,81 @@ def test_in_place_only_the_config_changes_and_other_modes_stay(folders, tmp_path
     assert code == 0, err
     after = json.loads((drafter / "config.json").read_text())
     assert after["calibration"].pop("sampled") == sampled
-    assert set(after.pop("calibration")) <= {"greedy"}
+    assert set(after.pop("calibration")) == {"greedy"}
     assert after == {key: value for key, value in config.items() if key != "calibration"}
     assert (drafter / "model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def make_slot_worse(monkeypatch, is_affected):
+    decide = calibration.fit_mode
+
+    def fit_mode(fitting, held_out, settings, **options):
+        with pytest.MonkeyPatch.context() as patch:
+            if is_affected(settings):
+                patch.setattr(calibration_quality.SlotQuality, "is_worse", property(lambda slot: slot.slot == 2))
+            return decide(fitting, held_out, settings, **options)
+
+    monkeypatch.setattr(calibration, "fit_mode", fit_mode)
+
+
+def test_a_mode_that_is_not_written_is_said(folders, tmp_path, monkeypatch):
+    make_slot_worse(monkeypatch, lambda settings: "temperature" in settings)
+    code, out, err = run(folders, tmp_path)
+    out = " ".join(out.split())
+    assert code == 0, err
+    assert out.count("written: greedy not written: sampled, since calibrated slots [2] are further from") == 1
+    assert set(DSparkConfig.from_pretrained(tmp_path).calibration) == {"greedy"}
+
+
+def test_without_a_written_mode_there_is_no_drafter(folders, tmp_path, monkeypatch):
+    make_slot_worse(monkeypatch, lambda settings: True)
+    code, out, err = run(folders, tmp_path, "--mode", "greedy")
+    assert code == 1 and "calibrated drafter in" not in out
+    assert (
+        "no mode was written" in err
+        and "was made or changed" in err
+        and "greedy, since calibrated slots [2] are further" in err
+    )
+    assert not (tmp_path / "config.json").exists() and (tmp_path / "calibration" / "report.json").exists()
+
+
+def test_the_help_says_what_held_out_prompts_decide():
+    done = typer.testing.CliRunner().invoke(dspark_cli.app, ["calibrate", "--help"], env={"COLUMNS": "200"})
+    assert "to decide which slots keep their map" in " ".join(done.stdout.split())
+
+
+def fitted_on(num_proposals):
+    return {"temperatures": [3.0, 3.0], "platt": None, "settings": {}, "num_proposals": num_proposals}
+
+
+def test_modes_of_the_same_drafter_in_the_output_stay(folders, target, tmp_path):
+    source, output = tmp_path / "source", tmp_path / "output"
+    for folder, entries in ((source, {"greedy": fitted_on(1), "sampled": fitted_on(2)}), (output, None)):
+        near(target, block_size=2, num_hidden_layers=1, calibration=entries).save_pretrained(folder)
+    write_calibrated(str(source), output, {"greedy": fitted_on(3)})
+    write_calibrated(str(source), output, {"sampled": fitted_on(4)})
+    assert DSparkConfig.from_pretrained(output).calibration == {"greedy": fitted_on(3), "sampled": fitted_on(4)}
+
+
+@pytest.mark.parametrize("other", [{"seed": 5}, {"block_size": 3}, {"dtype": torch.bfloat16}, None])
+def test_another_model_in_the_output_is_not_overwritten(folders, target, tmp_path, monkeypatch, other):
+    if other is None:
+        target.save_pretrained(tmp_path)
+    else:
+        dtype = other.pop("dtype", torch.float32)
+        near(target, **{"block_size": 2, "num_hidden_layers": 1} | other).to(dtype).save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(proposals, "_decode", None)  # refused before
+    code, _, err = run(folders, tmp_path, "--mode", "greedy")
+    assert code == 2 and "must be empty or hold the drafter that is calibrated" in err and "name another output" in err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin"])
+def test_part_of_a_model_in_the_output_is_not_overwritten(folders, tmp_path, name):
+    (tmp_path / name).write_bytes(b"[]")
+    with pytest.raises(CalibrationError, match="holds another model"):
+        check_output(str(folders / "drafter"), tmp_path)
 
 
 def test_a_repeated_command_decodes_nothing_again(folders, tmp_path, monkeypatch):

@@ -34,13 +34,19 @@ def config(**overrides):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"temperatures": [1.0, 1.0, 1.0]}, r"\['temperatures'\] must hold one finite number > 0 for each of the 4"),
-        ({"temperatures": [1.0, 0.0, 1.0, 1.0]}, "must hold one finite number > 0"),
-        ({"temperatures": [1.0, float("inf"), 1.0, 1.0]}, "must hold one finite number > 0"),
-        ({"temperatures": None}, "must hold one finite number > 0"),
+        (
+            {"temperatures": [1.0, 1.0, 1.0]},
+            r"\['temperatures'\] must hold one number from 0.0001 to 10000 for each of the 4",
+        ),
+        ({"temperatures": [1.0, 0.0, 1.0, 1.0]}, "must hold one number from"),
+        ({"temperatures": [1.0, float("inf"), 1.0, 1.0]}, "must hold one number from"),
+        ({"temperatures": [1.0, 1e-50, 1.0, 1.0]}, "must hold one number from .* got .1.0, 1e-50"),
+        ({"temperatures": None}, "must hold one number from"),
         ({"platt": [[1.0, 0.0]] * 3}, r"\['platt'\] must be None or hold, for each of the 4 slots"),
-        ({"platt": [[1.0, 0.0]] * 3 + [[-1.0, 0.0]]}, "pair .a, b. of finite numbers with a > 0"),
-        ({"platt": [[1.0, float("nan")]] * 4}, "pair .a, b. of finite numbers with a > 0"),
+        ({"platt": [[1.0, 0.0]] * 3 + [[-1.0, 0.0]]}, "pair .a, b. with a from 0.0001 to 10000"),
+        ({"platt": [[1.0, float("nan")]] * 4}, "b from -10000 to 10000; fit them with `dspark calibrate`"),
+        ({"platt": [[1.0, 0.0]] * 3 + [[1e300, -1e300]]}, "pair .a, b. with a from 0.0001 to 10000"),
+        ({"platt": [[1.0, 0.0]] * 3 + [[1.0, -1e5]]}, "b from -10000 to 10000"),
         ({"settings": {"temperature": "warm"}}, "names of generate.. arguments to finite numbers"),
         ({"num_proposals": -1}, r"\['num_proposals'\] must be a finite number >= 0"),
         ({"colour": 1}, r"may only have the keys .*got \['colour'\]"),
@@ -49,6 +55,15 @@ def config(**overrides):
 def test_every_rule_of_an_entry_is_checked(changed, message):
     with pytest.raises(DSparkConfigError, match=message):
         config(calibration={"greedy": GREEDY | changed})
+
+
+@pytest.mark.parametrize("entry", [{"temperatures": [1e-4, 1e4, 1.0, 1.0]}, {"platt": [[1e4, -1e4], [1e-4, 1e4]] * 2}])
+def test_maps_at_their_bounds_give_probabilities(entry):
+    drafter = config(calibration={"greedy": GREEDY | entry})
+    maps = calibration_for(drafter, GenerationConfig(do_sample=False))
+    logits = torch.tensor([[-1e4], [-1.0], [0.0], [1.0], [1e4]]).expand(-1, 4)
+    conditional = calibrate(logits, maps).conditional
+    assert bool(((conditional >= 0) & (conditional <= 1)).all())
 
 
 def test_unknown_modes_and_missing_keys_fail():

@@ -5,7 +5,7 @@ import pytest
 import sklearn.metrics
 import torch
 
-from dspark_hf import Proposals
+from dspark_hf import CalibrationError, Proposals
 from dspark_hf.decoding.calibrate import SlotCalibration, calibrate
 from dspark_hf.evaluation import calibration_quality as quality_module
 from dspark_hf.evaluation.calibration_quality import slot_qualities
@@ -72,3 +72,9 @@ def test_the_interval_resamples_prompts_not_rounds():
     as_rounds = Proposals(often.logits, often.is_accepted, often.is_verified, torch.arange(600))
     narrow = slot_qualities(as_rounds, identity, seed=0)[0].before.brier
     assert narrow.high - narrow.low < 0.3 * (wide.high - wide.low)
+
+
+def test_a_slot_that_no_held_out_round_verified_is_said():
+    proposals = Proposals.of(torch.zeros(3, 2), [1] * 3, [1, 0, 1], [0, 1, 2])
+    with pytest.raises(CalibrationError, match="slot 2 was verified in 0 of 3 held-out rounds.*record more"):
+        slot_qualities(proposals, SlotCalibration.of({"temperatures": [1.0, 1.0]}), seed=0)

@@ -90,8 +90,13 @@ def calibration_for(config: DSparkConfig, generation_config: GenerationConfig) -
 
 
 def mode_of(generation_config: GenerationConfig) -> str:
+    """The mode of a call."""
+    return mode_name(bool(generation_config.do_sample))
+
+
+def mode_name(is_sampled: bool) -> str:
     """`greedy` or `sampled`, the keys of `DSparkConfig.calibration`."""
-    return "sampled" if generation_config.do_sample else "greedy"
+    return "sampled" if is_sampled else "greedy"
 
 
 def law_settings(generation_config: GenerationConfig) -> dict[str, float]:

@@ -72,7 +72,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         self._target_device = target.device if target.device.type != "meta" else drafter.device
         self._head_device, self._head_dtype = _where_it_computes(target_head, self._target_device, target.dtype)
         self._max_length: int = generation_config.max_length
-        self._do_sample = bool(generation_config.do_sample)
+        self.do_sample = bool(generation_config.do_sample)
         self.processor = ScoreProcessor(logits_processor)
         is_asked = weighs_costs(config, generation_config)
         found = usable_profile(target, drafter, num_rows) if is_asked else Found(None)
@@ -153,7 +153,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             prefix_ids,
             self.processor,
             draft_ids=self._draft_ids,
-            do_sample=self._do_sample,
+            do_sample=self.do_sample,
             vocab_size=self._vocab_size,
         )
         confidence = calibrate(block.confidence_logits, self._calibration)

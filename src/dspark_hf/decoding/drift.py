@@ -1,5 +1,6 @@
 """Watching whether survival estimates still agree with outcomes: traffic or the target may have changed since the fit.
 
+Greedy and sampled rounds follow different laws, and a drafter has a calibration for each: a watch follows one mode.
 Opt-in, since it keeps state across generate() calls:
 
     with watch_drift(drafter) as watch:
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..config_rules import CALIBRATION_MODES
 from ..errors import CalibrationError
 from ..modeling_dspark import DSparkDraftModel
+from .calibrate import mode_name
 from .observers import EndedRounds, observe_rounds
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ class DriftWatch:
 
     Args:
         num_slots: gamma of the drafter.
+        mode: `greedy` or `sampled`, whose rounds count; None: that of the first round.
         window_rounds: Rounds that count; older ones are forgotten a tenth at a time.
         bound: Largest mean gap of a slot that is no drift.
         min_rounds: Rounds that a slot needs before it is judged.
@@ -81,6 +85,7 @@ class DriftWatch:
         self,
         num_slots: int,
         *,
+        mode: str | None = None,
         window_rounds: int = 2000,
         bound: float = 0.1,
         min_rounds: int = 200,
@@ -92,6 +97,13 @@ class DriftWatch:
                 "num_slots and check_every must be >= 1, and min_rounds 1 to window_rounds, got "
                 f"{num_slots}, {check_every}, {min_rounds} and {window_rounds}; leave them out for the defaults"
             )
+        if mode is not None and mode not in CALIBRATION_MODES:
+            raise CalibrationError(
+                f"mode must be one of {', '.join(CALIBRATION_MODES)}, got {mode!r}; leave it out for that of the first "
+                "round"
+            )
+        self.mode = mode
+        self._chooses_mode = mode is None
         self._num_slots = num_slots
         self._bound = bound
         self._min_rounds = min_rounds
@@ -112,13 +124,27 @@ class DriftWatch:
 
     def __call__(self, ended: EndedRounds) -> None:
         """As an observer of rounds."""
-        if ended.survival is None:
+        if ended.survival is None or not self._counts(mode_name(ended.is_sampled)):
             return
         self._ended.append(ended)
         self._num_ended += len(ended.rows)
         while self._num_ended - len(self._ended[0].rows) >= self._window_rounds:
             self._num_ended -= len(self._ended.popleft().rows)
         self.observe(ended.survival, ended.num_verified, ended.num_accepted)
+
+    def _counts(self, mode: str) -> bool:
+        """Whether rounds of a mode are watched; says once that those of another are not, unless that was asked for."""
+        self.mode = self.mode or mode
+        if mode != self.mode and self._chooses_mode:
+            self._chooses_mode = False
+            logger.warning(
+                "this drift watch follows %s rounds, as its first was one; %s ones are left out: watch them with "
+                "mode=%r too",
+                self.mode,
+                mode,
+                mode,
+            )
+        return mode == self.mode
 
     def observe(self, survival: Tensor, num_verified: Sequence[int], num_accepted: Sequence[int]) -> None:
         """Add rounds that are over.
@@ -187,9 +213,16 @@ class DriftWatch:
 
 
 @contextmanager
-def watch_drift(drafter: DSparkDraftModel) -> Iterator[DriftWatch]:
-    """Watch the generate() calls of this thread (or asyncio task) inside the block, under the default bounds."""
-    watch = DriftWatch(drafter.config.block_size)
+def watch_drift(drafter: DSparkDraftModel, *, mode: str | None = None) -> Iterator[DriftWatch]:
+    """Watch the generate() calls of this thread (or asyncio task) inside the block, under the default bounds.
+
+    Args:
+        mode: `greedy` or `sampled`, whose rounds count; None: that of the first round. Blocks nest, one for each.
+
+    Raises:
+        CalibrationError: there is no such mode.
+    """
+    watch = DriftWatch(drafter.config.block_size, mode=mode)
 
     def of_this_drafter(ended: EndedRounds) -> None:
         if ended.drafter is drafter:

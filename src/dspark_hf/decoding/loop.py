@@ -183,7 +183,7 @@ class _Run:
         self._warn_of_unusable = warn_of_unusable
         self._do_sample = bool(generation_config.do_sample)
         self._clock = StageClock(self.report)
-        self._teller = RoundTeller(generator.drafter, row)
+        self._teller = RoundTeller(generator.drafter, is_sampled=self._do_sample, first_row=row)
 
     def prompt(self, input_ids: Tensor) -> bool:
         """Run the prompt and commit the target's first token, a round without a draft; True when that was the last."""

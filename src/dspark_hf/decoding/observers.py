@@ -25,6 +25,7 @@ class EndedRounds:
         survival: float32 `[len(rows), slots]`, `a_k` as the policy saw it; likewise.
         num_verified: Drafts of each row that the target saw.
         num_accepted: Drafts of each row that were accepted (bonus token not counted).
+        is_sampled: Whether the generation samples; what is accepted in greedy ones follows another law.
     """
 
     drafter: DSparkDraftModel
@@ -34,6 +35,7 @@ class EndedRounds:
     survival: Tensor | None
     num_verified: tuple[int, ...]
     num_accepted: tuple[int, ...]
+    is_sampled: bool
 
 
 RoundObserver: TypeAlias = Callable[[EndedRounds], None]
@@ -59,11 +61,13 @@ class RoundTeller:
     """Tells observers of one generation's rounds; costs nothing when there are none.
 
     Args:
+        is_sampled: As in [`EndedRounds`].
         first_row: Place of the generation's first row in the batch of its generate() call.
     """
 
-    def __init__(self, drafter: DSparkDraftModel, first_row: int = 0) -> None:
+    def __init__(self, drafter: DSparkDraftModel, *, is_sampled: bool, first_row: int = 0) -> None:
         self._drafter = drafter
+        self._is_sampled = is_sampled
         self._generation = next(_GENERATIONS)
         self._first_row = first_row
 
@@ -95,6 +99,7 @@ class RoundTeller:
             survival=None if survival is None else survival[index],
             num_verified=tuple(num_verified),
             num_accepted=tuple(num_accepted),
+            is_sampled=self._is_sampled,
         )
         for observer in observers:
             observer(ended)

@@ -24,7 +24,7 @@ class RoundBook:
     ) -> None:
         self.counts = RowCounts(num_rows, num_slots)
         self._scheduler = generator.scheduler
-        self._teller = RoundTeller(generator.drafter)
+        self._teller = RoundTeller(generator.drafter, is_sampled=generator.do_sample)
         self._warn_of_unusable = warn_of_unusable
 
     def add(self, rows: list[Row], facts: Tensor, proposal: Proposal | None, acceptance: Acceptance) -> None:

@@ -8,22 +8,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..config_rules import check_calibration
 from ..configuration_dspark import DSparkConfig
-from ..errors import CalibrationError
+from ..errors import CalibrationError, DSparkError
 from ..modeling_dspark import DSparkDraftModel
 from .calibration_quality import SlotQuality
 
 logger = logging.getLogger(__name__)
 
 
-def check_in_place(source: str, output: Path) -> None:
-    """Refuse to put a calibration into a config.json of another format, which has no place for it.
+# Whoever finds one of these in a folder must take it for a model.
+MODEL_FILES = ("config.json", "*.safetensors", "*.bin")
+
+
+def check_output(source: str, output: Path) -> None:
+    """Refuse an output that `write_calibrated` could not use, before anything is decoded.
 
     Raises:
-        CalibrationError: `output` is the drafter's own folder, and its config.json is not of this package.
+        CalibrationError: `output` is the drafter's own folder, and its config.json is of another format, which has no
+            place for a calibration; or it holds another model.
     """
     if not _is_same(source, output):
+        _calibration_there(DSparkDraftModel.from_pretrained(source, dtype="auto"), output)
         return
     config = json.loads((output / "config.json").read_text(encoding="utf-8"))
     if config.get("model_type") != "dspark":
@@ -34,13 +42,14 @@ def check_in_place(source: str, output: Path) -> None:
 
 
 def write_calibrated(source: str, output: Path, calibration: Mapping[str, Any]) -> None:
-    """Write a drafter with its calibration; modes that are not fitted now are kept.
+    """Write a drafter with its calibration; modes that are not fitted now are kept, the output's before the source's.
 
     Args:
         source: Folder or Hub id of the drafter.
         output: Folder; the drafter's own gets a new config.json and nothing else, another one a whole drafter.
 
     Raises:
+        CalibrationError: as for `check_output`.
         DSparkConfigError: the calibration breaks a rule.
         OSError: the folder cannot be written.
     """
@@ -53,7 +62,7 @@ def write_calibrated(source: str, output: Path, calibration: Mapping[str, Any]) 
             config.save_pretrained(staged)
         else:
             model: Any = DSparkDraftModel.from_pretrained(source, dtype="auto")
-            _set_calibration(model.config, calibration)
+            _set_calibration(model.config, {**_calibration_there(model, output), **calibration})
             model.save_pretrained(staged)
         # The config last: a folder with the new one is whole.
         for path in sorted(staged.iterdir(), key=lambda path: path.name == "config.json"):
@@ -63,6 +72,38 @@ def write_calibrated(source: str, output: Path, calibration: Mapping[str, Any]) 
 def _set_calibration(config: DSparkConfig, calibration: Mapping[str, Any]) -> None:
     config.calibration = {**(config.calibration or {}), **calibration}
     check_calibration(config)
+
+
+def _calibration_there(drafter: Any, output: Path) -> dict[str, Any]:
+    """Of the same drafter in `output`, by mode; none where the folder holds no model.
+
+    Raises:
+        CalibrationError: it holds another one.
+    """
+    if not any(any(output.glob(pattern)) for pattern in MODEL_FILES):
+        return {}
+    reason = "its weights or its block_size are others"
+    try:
+        model_type = json.loads((output / "config.json").read_text(encoding="utf-8")).get("model_type")
+        if model_type == "dspark":
+            there: Any = DSparkDraftModel.from_pretrained(output, dtype="auto")
+            if _has_same_weights(drafter, there) and there.config.block_size == drafter.config.block_size:
+                return there.config.calibration or {}
+        else:
+            reason = f"its config.json has model_type {model_type!r}"
+    except (OSError, ValueError, AttributeError, DSparkError) as error:
+        reason = str(error)
+    raise CalibrationError(
+        f"output {output} must be empty or hold the drafter that is calibrated, but holds another model ({reason}); "
+        "name another output, or empty the folder"
+    )
+
+
+def _has_same_weights(drafter: Any, other: Any) -> bool:
+    ours, theirs = drafter.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        ours[key].dtype == theirs[key].dtype and torch.equal(ours[key], theirs[key]) for key in ours
+    )
 
 
 def _is_same(source: str, output: Path) -> bool:

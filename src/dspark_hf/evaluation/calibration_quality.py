@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.calibrate import SlotCalibration, calibrate
+from ..errors import CalibrationError
 from ..fitting.metrics import NUM_BINS, calibrated_error_floor
 from ..fitting.proposals import Proposals
 from .intervals import Estimate, Floats, bootstrap
@@ -79,6 +80,9 @@ def slot_qualities(proposals: Proposals, calibration: SlotCalibration, *, seed: 
 
     Args:
         seed: Of resampling and of simulated outcomes.
+
+    Raises:
+        CalibrationError: a slot was verified in no round.
     """
     raw, calibrated = (calibrate(proposals.logits, maps).survival for maps in (None, calibration))
     assert raw is not None and calibrated is not None, "logits give survival"
@@ -87,6 +91,11 @@ def slot_qualities(proposals: Proposals, calibration: SlotCalibration, *, seed: 
 
 def _slot_quality(proposals: Proposals, k: int, raw: Tensor, calibrated: Tensor, seed: int) -> SlotQuality:
     rows = proposals.is_verified[:, k]
+    if not bool(rows.any()):
+        raise CalibrationError(
+            f"slot {k + 1} was verified in 0 of {len(proposals)} held-out rounds, and a fit is judged on 1 or more; "
+            "record more held-out rounds, with more new tokens per prompt"
+        )
     outcome = proposals.is_accepted[rows, k].double()
     _, prompt = proposals.prompt[rows].unique(return_inverse=True)
     before, after = (_Sums(values[rows].double(), outcome, prompt) for values in (raw, calibrated))

@@ -1,7 +1,8 @@
 """Proposals on disk: the target decodes prompts with the drafter, and every round is kept as it ends.
 
 One JSONL file per mode and part. Its first line says what the rounds were made with, each other one holds the rounds
-of one prompt, so that an interrupted run goes on where it stopped.
+of one prompt, so that an interrupted run goes on where it stopped. A prompt is known by its id and token ids: prompts
+may change between runs, and rounds of others stay in the file without counting.
 """
 
 import copy
@@ -25,7 +26,7 @@ from ..modeling_dspark import DSparkDraftModel
 from ..training.answering import pad_left
 from ..training.feature_cache import target_fingerprint
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BATCHES_PER_WINDOW = 8
 
 
@@ -73,9 +74,14 @@ class _PromptRounds:
     """The rounds of one prompt, as one line of the file holds them."""
 
     id: str
+    digest: str  # of the prompt's token ids
     logits: list[list[float]]
     num_verified: list[int]
     num_accepted: list[int]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.id, self.digest
 
 
 def record_to_file(
@@ -88,7 +94,7 @@ def record_to_file(
     num_proposals: int,
     show_progress: bool = False,
 ) -> Proposals:
-    """Decode prompts, in an order drawn by the seed, until the file holds `num_proposals` rounds or they are all done.
+    """Decode prompts, in an order drawn by the seed, until the file holds `num_proposals` of their rounds, or all.
 
     Args:
         prompts: Token ids by id.
@@ -96,7 +102,7 @@ def record_to_file(
         num_proposals: Rounds wanted.
 
     Returns:
-        All rounds of the file. KeyboardInterrupt leaves those of the batches finished before.
+        The file's rounds of these prompts. KeyboardInterrupt leaves those of the batches finished before.
 
     Raises:
         CalibrationError: the file was made with other settings or models, cannot be read or written, or no round was
@@ -109,18 +115,19 @@ def record_to_file(
         "settings": {k: v for k, v in asdict(settings).items() if k != "batch_size"},
         "law": law_settings(settings.generation_config(target)),
     }
-    done = _open(path, identity)
+    digests = {name: _digest(ids) for name, ids in prompts.items()}
+    done = {key: one for key, one in _open(path, identity).items() if digests.get(one.id) == one.digest}
     num_done = sum(len(rounds.logits) for rounds in done.values())
     with tqdm(
         total=num_proposals, initial=num_done, unit="round", desc=path.stem, disable=None if show_progress else True
     ) as bar:
         for names in _batches(prompts, settings):
-            batch = {name: prompts[name] for name in names if name not in done}
+            batch = {name: prompts[name] for name in names if (name, digests[name]) not in done}
             if num_done >= num_proposals or not batch:
                 continue
             rounds = _decode(target, drafter, batch, settings)
             _append(path, rounds)
-            done |= {one.id: one for one in rounds}
+            done |= {one.key: one for one in rounds}
             num_new = sum(len(one.logits) for one in rounds)
             num_done += num_new
             bar.update(num_new)
@@ -169,10 +176,14 @@ def _decode(
             generation_config=settings.generation_config(target),
             assistant_model=drafter,
         )
-    rounds = [_PromptRounds(name, [], [], []) for name in names]
+    rounds = [_PromptRounds(name, _digest(batch[name]), [], [], []) for name in names]
     for ended in record.rounds:
         _add(rounds, ended, drafter.config.block_size)
     return rounds
+
+
+def _digest(ids: Sequence[int]) -> str:
+    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
 def _add(rounds: list[_PromptRounds], ended: EndedRounds, num_slots: int) -> None:
@@ -198,7 +209,7 @@ def _proposals(done: Iterable[_PromptRounds], path: Path) -> Proposals:
     )
 
 
-def _open(path: Path, identity: dict[str, Any]) -> dict[str, _PromptRounds]:
+def _open(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], _PromptRounds]:
     """What an earlier run left, by prompt; a new file gets its first line."""
     try:
         if not path.exists():
@@ -218,13 +229,13 @@ def _open(path: Path, identity: dict[str, Any]) -> dict[str, _PromptRounds]:
     return done
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, _PromptRounds]]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, str], _PromptRounds]]:
     """First line, and rounds by prompt; a last line that an interruption cut short is taken off the file."""
     try:
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         header, *lines = whole.decode("utf-8").splitlines()
-        done = {one.id: one for one in (_PromptRounds(**json.loads(line)) for line in lines)}
+        done = {one.key: one for one in (_PromptRounds(**json.loads(line)) for line in lines)}
         identity = json.loads(header)
         if len(whole) < len(content):
             os.truncate(path, len(whole))

@@ -12,7 +12,7 @@ def render_calibration(report: CalibrationReport, console: Console) -> None:
     """Print a report."""
     console.print(
         f"target {report.target}, drafter {report.drafter}, {report.provenance.dtype}; survival of the first k drafts, "
-        f"{LEVEL:.0%} intervals by bootstrap over held-out prompts",
+        f"{LEVEL:.0%} intervals by bootstrap over held-out prompts; {report.held_out_use}",
         markup=False,
         highlight=False,
     )
@@ -45,7 +45,7 @@ def render_calibration(report: CalibrationReport, console: Console) -> None:
         if result.slots_left_as_they_are:
             console.print(f"left as they are, since no map was better on held-out: {result.slots_left_as_they_are}")
         if not result.is_written:
-            console.print("not written: a slot is worse than before")
+            console.print(f"not written: slots {result.slots_worse} are worse than before")
 
 
 def _cell(value: Estimate) -> str:

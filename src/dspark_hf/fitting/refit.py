@@ -1,14 +1,16 @@
 """A new calibration from rounds that are over, for a drafter whose confidence has drifted."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 from transformers import GenerationConfig
 
-from ..config_rules import CALIBRATION_MODES
+from ..config_rules import CALIBRATION_MODES, check_calibration
 from ..configuration_dspark import DSparkConfig
-from ..decoding.calibrate import law_settings, mode_of
+from ..decoding.calibrate import law_settings, mode_name, mode_of
 from ..decoding.observers import EndedRounds
+from ..errors import CalibrationError
 from .proposals import proposals_of
 from .sts import FittedCalibration, SequentialTemperatureScaling
 
@@ -25,17 +27,30 @@ def refit(
 
     Args:
         config: The drafter's; its `calibration` gets a new entry for the mode.
-        rounds: All of the mode of `generation_config`, e.g. `DriftWatch.rounds`.
+        rounds: Of that drafter and of the mode of `generation_config`, e.g. `DriftWatch.rounds`.
         generation_config: What they were decoded under.
         seed: Of the held-out part.
 
     Raises:
-        CalibrationError: as for `SequentialTemperatureScaling.fit`; the config is unchanged then.
+        CalibrationError: rounds of another mode or of more slots than the drafter's; or as for
+            `SequentialTemperatureScaling.fit`.
+        DSparkConfigError: the config could not be loaded with the new entry. It is unchanged whenever one is raised.
     """
-    proposals = proposals_of(rounds)
-    fitted = SequentialTemperatureScaling(maps="auto").fit(*proposals.split(HELD_OUT_FRACTION, seed=seed))
     mode = mode_of(generation_config)
     assert mode in CALIBRATION_MODES, "modes are the keys of a calibration"
+    others = [ended for ended in rounds if mode_name(ended.is_sampled) != mode]
+    if others:
+        raise CalibrationError(
+            f"rounds must all be {mode}, as generation_config is, and {len(others)} of {len(rounds)} entries are not; "
+            f"record them with watch_drift(drafter, mode={mode!r}), or leave those out"
+        )
+    proposals = proposals_of(rounds)
+    if proposals.num_slots > config.block_size:
+        raise CalibrationError(
+            f"rounds may have at most the drafter's block_size {config.block_size} slots, got {proposals.num_slots}; "
+            "pass the config of the drafter that made them"
+        )
+    fitted = SequentialTemperatureScaling(maps="auto").fit(*proposals.split(HELD_OUT_FRACTION, seed=seed))
     num_missing = config.block_size - proposals.num_slots  # slots that no round drafted
     entry: dict[str, Any] = {
         "temperatures": [*fitted.temperatures, *[1.0] * num_missing],
@@ -43,5 +58,8 @@ def refit(
         "settings": law_settings(generation_config),
         "num_proposals": len(proposals),
     }
-    config.calibration = {**(config.calibration or {}), mode: entry}
+    checked = copy.copy(config)
+    checked.calibration = {**(config.calibration or {}), mode: entry}
+    check_calibration(checked)
+    config.calibration = checked.calibration
     return fitted

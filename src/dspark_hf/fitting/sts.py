@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..config_rules import is_calibration_map
 from ..decoding.calibrate import SlotCalibration, calibrate
 from ..errors import CalibrationError
 from .metrics import expected_calibration_error
@@ -198,8 +199,8 @@ def _fit_platt(slot: _Slot) -> _Map:
         if float(step.abs().max()) <= 1e-9:
             break
     scale, shift = weights.tolist()
-    # A confidence head that ranks the wrong way round is not mended by turning it.
-    return (scale, shift) if scale > 0 else _NO_MAP
+    # A confidence head that ranks the wrong way round is not mended by turning it, nor one without rank by scaling it.
+    return (scale, shift) if is_calibration_map(scale, shift) else _NO_MAP
 
 
 def _require_data(proposals: Proposals, slot: int) -> None:

@@ -18,7 +18,7 @@ def test_labels_are_accepted_prefixes_and_masks_verified_slots():
 def test_rounds_of_one_row_of_one_generation_are_one_prompt():
     def ended(generation, rows, slots):
         n = len(rows)
-        return EndedRounds(generation, rows, torch.ones(n, slots), None, (slots,) * n, (1,) * n)
+        return EndedRounds(None, generation, rows, torch.ones(n, slots), None, (slots,) * n, (1,) * n, False)
 
     proposals = proposals_of([ended(0, (0, 1), 3), ended(0, (1,), 2), ended(4, (0,), 3)])
     assert proposals.prompt.tolist() == [0, 1, 1, 2]
@@ -28,7 +28,7 @@ def test_rounds_of_one_row_of_one_generation_are_one_prompt():
 
 def test_a_drafter_without_confidences_is_said():
     with pytest.raises(CalibrationError, match="1 rounds were recorded, 0 of them with confidences"):
-        proposals_of([EndedRounds(0, (0,), None, None, (2,), (1,))])
+        proposals_of([EndedRounds(None, 0, (0,), None, None, (2,), (1,), False)])
 
 
 def test_a_split_shares_no_prompt_and_loses_no_round():

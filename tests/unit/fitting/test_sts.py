@@ -142,3 +142,11 @@ def test_one_sided_outcomes_are_refused():
     proposals = Proposals.of(torch.zeros(1000, 2), [2] * 1000, [1, 0] * 500, [0] * 1000)
     with pytest.raises(CalibrationError, match="slot 2: 0 of 1000 proposals were accepted"):
         SequentialTemperatureScaling().fit(proposals)
+
+
+def test_a_platt_map_that_no_config_may_hold_is_none():
+    g = torch.Generator().manual_seed(0)
+    true = torch.randn(2000, 1, generator=g)
+    accepted = (torch.rand(true.shape, generator=g) < true.sigmoid()).long().sum(1)
+    proposals = Proposals.of(true / 5e4, [1] * 2000, accepted, [i // 20 for i in range(2000)])
+    assert SequentialTemperatureScaling(maps="platt").fit(proposals).platt == ((1.0, 0.0),)
