@@ -106,7 +106,8 @@ def test_custom_criterion_sees_the_scores_of_its_row_of_a_batch(setup):
 
     class CountsScores(StoppingCriteria):
         def __call__(self, input_ids, scores, **kwargs):
-            seen.append((input_ids.shape[1] - PROMPT, len(scores)))
+            assert all(len(step) == len(input_ids) for step in scores)
+            seen.extend([(input_ids.shape[1] - PROMPT, len(scores))] * len(input_ids))
             return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
     greedy(
