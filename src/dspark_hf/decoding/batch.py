@@ -15,7 +15,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from .._compat import CACHE_KEY, TargetModel
+from .._compat import TargetModel
 from ..model.row_attention import attending_by_rows
 from ..modeling_dspark import DSparkDraftModel
 from .accept import accept
@@ -75,20 +75,13 @@ class BatchRun:
             num_rows,
             ids_device=input_ids.device,
         )
-        compiles = model._valid_auto_compile_criteria(model_kwargs, generation_config)
-        compiled = model.get_compiled_call(generation_config.compile_config) if compiles else None
         captured = self._generator.model_kwargs_overrides
-        capacity = self._max_length
-        if compiles:
-            # The cache that generate() prepared is as long as that of the longest call before, so that texts of other
-            # lengths need no new graph; it has no place for the last token, which is never run.
-            capacity = max(capacity, model_kwargs[CACHE_KEY].get_max_length() + 1)
-        self._target = RowTarget(model, num_rows, capacity, captured, compiled)
+        self._target = RowTarget.for_call(model, num_rows, captured, model_kwargs, generation_config)
         num_slots = self._generator.num_draft_tokens
         self._layouts = LayoutChooser(
             model,
             generation_config,
-            is_compiled=compiles,
+            is_compiled=self._target.is_compiled,
             num_slots=num_slots,
             verifies_all=self._generator.scheduler.verifies_all,
         )

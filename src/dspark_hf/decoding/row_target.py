@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, GenerationConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
@@ -130,6 +130,24 @@ class RowTarget:
         slides = [type(layer) is DynamicSlidingWindowLayer for layer in layers]
         self._slides_somewhere = any(slides) and not all(slides)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @classmethod
+    def for_call(
+        cls,
+        model: TargetModel,
+        num_rows: int,
+        capture: dict[str, Any],
+        model_kwargs: dict[str, Any],
+        generation_config: GenerationConfig,
+    ) -> "RowTarget":
+        """For one generate() call; compiled where generate() would compile its own rounds."""
+        capacity: int = generation_config.max_length
+        if not model._valid_auto_compile_criteria(model_kwargs, generation_config):
+            return cls(model, num_rows, capacity, capture)
+        # The cache that generate() prepared is as long as that of the longest call before, so that texts of other
+        # lengths need no new graph; it has no place for the last token, which is never run.
+        capacity = max(capacity, model_kwargs[CACHE_KEY].get_max_length() + 1)
+        return cls(model, num_rows, capacity, capture, model.get_compiled_call(generation_config.compile_config))
 
     @property
     def is_compiled(self) -> bool:
