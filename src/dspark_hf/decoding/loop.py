@@ -126,9 +126,9 @@ def _one_by_one(
 def _warn_of_rows(target: str, reason: str) -> None:
     """Once per target and reason."""
     logger.warning(
-        "the rows of this batch run one after the other, because of %s: %s; plain generation may be faster",
-        target,
+        "the rows of this batch run one after the other: %s (%s); plain generation may be faster",
         reason,
+        target,
     )
 
 

@@ -164,12 +164,21 @@ def usable_profile(target: TargetModel, drafter: DSparkDraftModel, num_rows: int
     """The throughput profile of this pair on this machine for so many rows."""
     profile = find_profile(target, drafter)
     if profile is None:
-        return Found(None, "no throughput profile is at hand", command_for(target, drafter))
+        return Found(
+            None, f"no throughput profile is at hand for {_setup(target, drafter)}", command_for(target, drafter)
+        )
     if not profile.covers(num_rows, num_rows):
         known = profile.grid.num_rows
         why = f"the throughput profile knows {known[0]} to {known[-1]} rows, and this call has {num_rows}"
         return Found(None, why, command_for(target, drafter, sorted((*known, num_rows))))
     return Found(profile)
+
+
+def _setup(target: TargetModel, drafter: DSparkDraftModel) -> str:
+    """What a profile is of besides the pair itself; the command measures a drafter in its target's dtype."""
+    dtypes = [str(model.dtype).removeprefix("torch.") for model in (target, drafter)]
+    threads = f" and {torch.get_num_threads()} threads" if target.device.type == "cpu" else ""
+    return f"this pair in {dtypes[0]}, the drafter in {dtypes[1]}, on {target.device.type}{threads}"
 
 
 def policy_without_a_word(target: TargetModel, drafter: DSparkDraftModel, num_rows: int = 1) -> str:

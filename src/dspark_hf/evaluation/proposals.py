@@ -222,9 +222,20 @@ def _open(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], _Prompt
         raise CalibrationError(f"{path} cannot be written ({error}); name another output") from error
     found, done = _read(path)
     differing = sorted(key for key in identity if found.get(key) != identity[key])
+
+    def _told(key: str) -> str:
+        then, now = found.get(key), identity[key]
+        if not (isinstance(then, dict) and isinstance(now, dict)):
+            return key
+        parts = [
+            f"{part} {then.get(part)}, now {now.get(part)}" for part in {*then, *now} if then.get(part) != now.get(part)
+        ]
+        return f"{key} ({'; '.join(sorted(parts))})"
+
     if differing:
         raise CalibrationError(
-            f"{path} holds proposals made with another {', '.join(differing)}; name another output, or remove the file"
+            f"{path} holds proposals made with other: {', '.join(map(_told, differing))}; name another output, or "
+            "remove the file"
         )
     return done
 

@@ -209,7 +209,8 @@ def _require_data(proposals: Proposals, slot: int) -> None:
     if num_proposals < MIN_PROPOSALS:
         raise CalibrationError(
             f"slot {slot + 1} has {num_proposals} verified proposals, and a calibration needs {MIN_PROPOSALS}; "
-            "record more, with verification policy 'full'"
+            "record more, with verification policy 'full': a higher --num-proposals and --num-held-out-proposals, more "
+            "prompts, or more --max-new-tokens"
         )
     num_accepted = int(proposals.is_accepted[rows, slot].sum())
     num_fewer = min(num_accepted, num_proposals - num_accepted)
