@@ -160,7 +160,7 @@ def test_without_a_profile_a_named_policy_is_refused_and_a_default_gives_way(on,
     ids = random_ids(5)
     with pytest.raises(
         UnsupportedGenerationError,
-        match="at hand for this pair in float32, .*; make one with `dspark profile --target TARGET --drafter DRAFTER --dtype float32 --",
+        match="at hand for this pair in float32, .*make one with `dspark profile --target TARGET .*--dtype float32",
     ):
         greedy(target, ids, max_new_tokens=4, verification_policy="prefix", assistant_model=tiny_drafter(target))
     drafter = tiny_drafter(target, verification_policy="block")
