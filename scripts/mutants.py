@@ -37,7 +37,7 @@ TABLE = Path(__file__).with_name("mutants.txt")
 
 # What must notice a fault in a file; the quickest first, since the first failure ends the run.
 TESTS = {
-    "accept.py": ["unit/test_accept.py"],
+    "accept.py": ["unit/test_accept.py", "integration/test_acceptance_inputs.py"],
     "sampling.py": ["unit/test_sampling.py"],
     "schedule.py": ["unit/test_policies.py"],
     "policies/simple.py": ["unit/test_policies.py"],
@@ -48,7 +48,7 @@ TESTS = {
     "policies/depth.py": ["unit/policies/test_depth.py"],
     "policies/facts.py": ["unit/policies/test_gate.py", "unit/policies/test_order.py"],
     "policies/gate.py": ["unit/policies/test_gate.py"],
-    "stopping.py": ["unit/test_stopping.py"],
+    "stopping.py": ["unit/test_stopping.py", "integration/test_stops.py"],
     "draft.py": ["unit/test_sampling.py", "integration/test_drafting_reference.py"],
     "verify.py": [
         "unit/test_verify.py",

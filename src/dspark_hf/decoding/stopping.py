@@ -99,9 +99,8 @@ class RowStops:
                 if stop is not None:
                     kept[row], stopped[row] = min(kept[row], stop), True
         last = max((length + count for length, count in zip(lengths, kept, strict=True) if count), default=0)
-        ended: set[int] = set()
         for length in range(min(lengths) + 1, last + 1 if self._others else 0):
-            here = [r for r in range(len(kept)) if r not in ended and lengths[r] < length <= lengths[r] + kept[r]]
+            here = [r for r in range(len(kept)) if lengths[r] < length <= lengths[r] + kept[r]]
             if not here:
                 continue
             index = torch.tensor(here, device=ids.device)
@@ -110,7 +109,6 @@ class RowStops:
             ):
                 if stops_here:
                     kept[row], stopped[row] = length - lengths[row], True
-                    ended.add(row)
         return list(zip(kept, stopped, strict=True))
 
 
