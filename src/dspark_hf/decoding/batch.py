@@ -153,7 +153,7 @@ class BatchRun:
             num_live=sum(is_live),
         )
         lengths, shown, host_shown = self._scheduled(proposal, room, host_room)
-        layout = self._layouts.choose(shown, host_shown, is_live)
+        layout = self._layouts.choose(host_shown, is_live)
         drafts = padded_to(self._ids[:, :0] if proposal is None else proposal.block.tokens, layout.width)
         self._clock.mark("draft_s")
         # 4. verify
@@ -196,9 +196,8 @@ class BatchRun:
         if proposal is None:
             nothing = torch.zeros_like(room)
             return nothing, nothing, [0] * len(host_room)
-        if (
-            self._generator.scheduler.verifies_all
-        ):  # known without asking the device; broken slots are run, and not judged
+        if self._generator.scheduler.verifies_all:
+            # Known without asking the device; slots with broken numbers are run, and not judged.
             num_slots = proposal.block.tokens.shape[1]
             return proposal.lengths, room.clamp(max=num_slots), [min(num_slots, own) for own in host_room]
         return proposal.lengths, proposal.lengths, proposal.lengths.tolist()

@@ -22,12 +22,10 @@ class Layout:
 
     Attributes:
         width: Slots of the grid.
-        shown: int64 `[rows]`, drafts of each row that the target runs, at least those that will be judged.
         num_flat: Tokens of the stream, anchors counted; None: the grid runs as it is.
     """
 
     width: int
-    shown: Tensor
     num_flat: int | None
 
 
@@ -94,14 +92,14 @@ class LayoutChooser:
         """`num_flat` for prompts with `num_real` tokens in bool `is_real` `[rows, length]`."""
         return num_real if self._pays(num_real, is_real.numel()) else None
 
-    def choose(self, shown: Tensor, host_shown: list[int], is_live: list[bool]) -> Layout:
-        """The layout for a round in which each row shows so many drafts, told to device and host."""
+    def choose(self, host_shown: list[int], is_live: list[bool]) -> Layout:
+        """The layout for a round in which the target runs so many drafts of each row."""
         width = max(host_shown, default=0)
         if self._is_compiled:
             width = next(w for w in self._widths if w >= width)
         num_real = sum(1 + length for length, live in zip(host_shown, is_live, strict=True) if live)
         is_flat = self._pays(num_real, len(host_shown) * (1 + width))
-        return Layout(width, shown, num_real if is_flat else None)
+        return Layout(width, num_real if is_flat else None)
 
     def _pays(self, num_real: int, num_places: int) -> bool:
         if not num_real:  # a chunk of padding only
