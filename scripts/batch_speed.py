@@ -4,7 +4,8 @@ Plain batched generation runs on its dynamic and on its static cache, and the dr
 and without end tokens, so that all make the same number of tokens. Ratios are of total seconds over all batches of a
 repetition, the ways in a new order each time; the interval (95 %, Student) is over repetitions, so it says how well the
 machine was measured on these prompts, not how other prompts would do; with one repetition there is none (null in the
-JSON). A batch larger than the list of prompts repeats them, and so do further batches.
+JSON). A batch larger than the list of prompts repeats them, and so do further batches. The JSON holds the ratio of every
+way to every other, and the seconds behind them.
 
     python scripts/batch_speed.py --prompts prompts.jsonl --batch-size 1 --batch-size 4 --policy full --json speed.json
 """
@@ -67,6 +68,8 @@ def main() -> None:
             "num_assistant_tokens": length,
             "verification_layout": arguments.layout,
         }
+    columns = ["batch", "way", "tokens/s", *(f"over {way}" for way in ways), "tau of the last batch"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     rows = []
     for size in arguments.batch_size or (1, 2, 4, 8, 16, 32):
         num_batches = max(arguments.num_batches, 4 // size)
@@ -122,8 +125,9 @@ def _measured(
             "batch_size": size,
             "way": way,
             "tokens_per_s": num_tokens * len(seconds[way]) / sum(seconds[way]),
-            "ratios": {plain: _interval(seconds[plain], seconds[way]) for plain in PLAIN},
+            "ratios": {other: _interval(seconds[other], seconds[way]) for other in ways},
             "tau": taus[way],
+            "seconds": seconds[way],
         }
         for way in ways
     ]
@@ -146,6 +150,4 @@ def _line(row: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    print("| batch | way | tokens/s | over plain, dynamic | over plain, static | tau of the last batch |")
-    print("|---|---|---|---|---|---|")
     main()
