@@ -1,17 +1,21 @@
 """`DSparkDraftModel`: target features and an anchor in, hidden states of a block of draft slots out."""
 
+import importlib
+import inspect
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub import CommitInfo
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
-from .checkpoints.weights import check_weights_in
+from .checkpoints.headers import check_finite, lacking
+from .checkpoints.source import checked_folder
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
@@ -19,6 +23,9 @@ from .model.confidence_head import ConfidenceHead
 from .model.draft_vocab import DraftVocabHead, check_offsets, token_ids_of
 from .model.row_slots import DraftCache
 from .model.sequential_heads import build_sequential_head
+
+# Of one file of weights; transformers' own.
+DEFAULT_SHARD_SIZE = "50GB"
 
 
 class DSparkDraftModel(PreTrainedModel):
@@ -85,44 +92,120 @@ class DSparkDraftModel(PreTrainedModel):
         """Load a drafter from a folder or the Hub, as any transformers model, but never with weights made up.
 
         Args:
-            pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package or by DeepSpec.
+            pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package or by DeepSpec. From the
+                Hub only its config and its safetensors are fetched.
             output_loading_info: Whether to return `(drafter, info)`.
             **kwargs: As for `PreTrainedModel.from_pretrained`.
 
         Raises:
-            CheckpointFormatError: the folder is no drafter that this release reads, or lacks weights.
+            CheckpointFormatError: it is no drafter that this release reads, lacks weights, has some that are NaN or
+                infinite, or would load something else.
             DSparkConfigError: its config breaks a rule.
-            OSError: transformers finds no config or no weights under that name on the Hub.
+            HubError: the Hub does not have it, does not hand it out, or failed.
         """
         kwargs["ignore_mismatched_sizes"] = True  # reported below, with what is missing
-        kwargs.setdefault("use_safetensors", True)  # a pickle could run anything
-        if kwargs["use_safetensors"] and pretrained_model_name_or_path is not None:
-            check_weights_in(os.fspath(pretrained_model_name_or_path))
-        try:
-            loaded: Any = super().from_pretrained(
-                pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
-            )
-        except SafetensorError as error:
-            raise CheckpointFormatError(
-                f"the weights of {pretrained_model_name_or_path} cannot be read ({error}); download them again"
-            ) from error
+        if kwargs.get("use_safetensors") is None:
+            kwargs["use_safetensors"] = True  # a pickle could run anything
+        source = name = pretrained_model_name_or_path
+        if kwargs["use_safetensors"] and name is not None:
+            source = checked_folder(cls, os.fspath(name), kwargs)
+        loaded: Any = super().from_pretrained(source, *model_args, output_loading_info=True, **kwargs)
         drafter, info = loaded
+        if source != name:  # whoever asks where a drafter is from wants the Hub's id, not a folder of the cache
+            drafter.name_or_path = drafter.config.name_or_path = str(name)
         # transformers fills what is missing or of another shape with random numbers, and goes on.
         absent = sorted({*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])})
         if absent:
-            raise CheckpointFormatError(
-                f"{pretrained_model_name_or_path} lacks {len(absent)} of the drafter's weights or has them in another "
-                f"shape, among them {absent[:3]}; with random numbers in their place it would draft nonsense. Download "
-                "it again, or correct its config.json if that describes another drafter"
-            )
+            raise CheckpointFormatError(lacking(str(name), absent))
         if "d2t" in info["unexpected_keys"]:
             raise CheckpointFormatError(
-                f"{pretrained_model_name_or_path} has a reduced draft vocabulary (d2t) that its config.json does not "
+                f"{name} has a reduced draft vocabulary (d2t) that its config.json does not "
                 "mention; add draft_vocab_size there, the length of d2t"
             )
         if (offsets := getattr(drafter, "d2t", None)) is not None:
             check_offsets(offsets, drafter.config.vocab_size)
+        check_finite(str(name), drafter.named_parameters())
         return (drafter, info) if output_loading_info else drafter
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write config and weights to a folder, as any transformers model.
+
+        Args:
+            save_directory: The folder.
+            push_to_hub: Whether to push it then; `kwargs` may hold `repo_id` and the other arguments of
+                [`push_to_hub`].
+            **kwargs: As for `PreTrainedModel.save_pretrained`.
+        """
+        names = inspect.signature(self.push_to_hub).parameters.keys() - {"max_shard_size"}
+        where = {name: kwargs.pop(name) for name in names & kwargs.keys()} if push_to_hub else {}
+        super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[no-untyped-call]
+        if push_to_hub and is_main_process:
+            repo_id = where.pop("repo_id", Path(save_directory).name)
+            self.push_to_hub(repo_id, max_shard_size=kwargs.get("max_shard_size", DEFAULT_SHARD_SIZE), **where)
+
+    def push_to_hub(  # type: ignore[override]
+        self,
+        repo_id: str,
+        *,
+        commit_message: str | None = None,
+        commit_description: str | None = None,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        max_shard_size: int | str = DEFAULT_SHARD_SIZE,
+        tags: list[str] | str | None = None,
+        card: str = "auto",
+    ) -> CommitInfo:
+        """Upload weights, config with calibration, card and reports to the Hub, in one commit.
+
+        Reports come along from the folder that the drafter was loaded from, if its weights are still the same. Weights
+        of an earlier push that would be loaded instead are deleted; other files in the repository stay.
+
+        Args:
+            repo_id: `name` or `organisation/name`; made if it is not there.
+            commit_message, commit_description: Of the commit.
+            private: Of a repository that is made now; None: as the organisation has it, else public.
+            token: None: the one logged in with, or HF_TOKEN.
+            revision: Branch, made if need be; None: main.
+            create_pr: Whether to open a pull request to main instead.
+            max_shard_size: Of one file of weights.
+            tags: Added to the card's.
+            card: `auto` keeps a card that was written or edited on the Hub and replaces one that a push rendered;
+                `keep` keeps any, `replace` none.
+
+        Returns:
+            The commit; without a change the last one.
+
+        Raises:
+            HubError: the Hub refused or failed, an argument breaks a rule, or the repository changed meanwhile.
+                Nothing is half-written then.
+        """
+        # By name, since a copy of this file that travels with a drafter works without the package.
+        publish, push_drafter = (
+            importlib.import_module(f"dspark_hf.hub.{name}") for name in ("publish", "push_drafter")
+        )
+        all_tags = [*(self.model_tags or []), *([tags] if isinstance(tags, str) else tags or [])]
+        request = publish.PushRequest(
+            repo_id=repo_id,
+            private=private,
+            token=token,
+            revision=revision,
+            create_pr=create_pr,
+            commit_message=commit_message,
+            commit_description=commit_description,
+            card=card,
+            tags=tuple(dict.fromkeys(all_tags)),
+        )
+        commit: CommitInfo = push_drafter.push_drafter(self, request, max_shard_size)
+        return commit
 
     @classmethod
     def can_generate(cls) -> bool:
