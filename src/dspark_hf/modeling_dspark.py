@@ -1,14 +1,10 @@
 """`DSparkDraftModel`: target features and an anchor in, hidden states of a block of draft slots out."""
 
-import importlib
-import inspect
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import CommitInfo
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -18,17 +14,15 @@ from .checkpoints.headers import check_finite, lacking
 from .checkpoints.source import checked_folder
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
+from .hub.pushing import PushesToHub
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from .model.confidence_head import ConfidenceHead
 from .model.draft_vocab import DraftVocabHead, check_offsets, token_ids_of
 from .model.row_slots import DraftCache
 from .model.sequential_heads import build_sequential_head
 
-# Of one file of weights; transformers' own.
-DEFAULT_SHARD_SIZE = "50GB"
 
-
-class DSparkDraftModel(PreTrainedModel):
+class DSparkDraftModel(PushesToHub, PreTrainedModel):
     """A semi-autoregressive drafter (arXiv 2607.05147, sections 3 and 4).
 
     It owns what was trained: the context projection, the draft layers, the sequential head and the confidence head.
@@ -126,86 +120,6 @@ class DSparkDraftModel(PreTrainedModel):
             check_offsets(offsets, drafter.config.vocab_size)
         check_finite(str(name), drafter.named_parameters())
         return (drafter, info) if output_loading_info else drafter
-
-    def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        state_dict: dict[str, Tensor] | None = None,
-        push_to_hub: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """Write config and weights to a folder, as any transformers model.
-
-        Args:
-            save_directory: The folder.
-            push_to_hub: Whether to push it then; `kwargs` may hold `repo_id` and the other arguments of
-                [`push_to_hub`].
-            **kwargs: As for `PreTrainedModel.save_pretrained`.
-        """
-        names = inspect.signature(self.push_to_hub).parameters.keys() - {"max_shard_size"}
-        where = {name: kwargs.pop(name) for name in names & kwargs.keys()} if push_to_hub else {}
-        super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[no-untyped-call]
-        if push_to_hub and is_main_process:
-            repo_id = where.pop("repo_id", Path(save_directory).name)
-            self.push_to_hub(repo_id, max_shard_size=kwargs.get("max_shard_size", DEFAULT_SHARD_SIZE), **where)
-
-    def push_to_hub(  # type: ignore[override]
-        self,
-        repo_id: str,
-        *,
-        commit_message: str | None = None,
-        commit_description: str | None = None,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-        max_shard_size: int | str = DEFAULT_SHARD_SIZE,
-        tags: list[str] | str | None = None,
-        card: str = "auto",
-    ) -> CommitInfo:
-        """Upload weights, config with calibration, card and reports to the Hub, in one commit.
-
-        Reports come along from the folder that the drafter was loaded from, if its weights are still the same. Weights
-        of an earlier push that would be loaded instead are deleted; other files in the repository stay.
-
-        Args:
-            repo_id: `name` or `organisation/name`; made if it is not there.
-            commit_message, commit_description: Of the commit.
-            private: Of a repository that is made now; None: as the organisation has it, else public.
-            token: None: the one logged in with, or HF_TOKEN.
-            revision: Branch, made if need be; None: main.
-            create_pr: Whether to open a pull request to main instead.
-            max_shard_size: Of one file of weights.
-            tags: Added to the card's.
-            card: `auto` keeps a card that was written or edited on the Hub and replaces one that a push rendered;
-                `keep` keeps any, `replace` none.
-
-        Returns:
-            The commit; without a change the last one.
-
-        Raises:
-            HubError: the Hub refused or failed, an argument breaks a rule, or the repository changed meanwhile.
-                Nothing is half-written then.
-        """
-        # By name, since a copy of this file that travels with a drafter works without the package.
-        publish, push_drafter = (
-            importlib.import_module(f"dspark_hf.hub.{name}") for name in ("publish", "push_drafter")
-        )
-        all_tags = [*(self.model_tags or []), *([tags] if isinstance(tags, str) else tags or [])]
-        request = publish.PushRequest(
-            repo_id=repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            create_pr=create_pr,
-            commit_message=commit_message,
-            commit_description=commit_description,
-            card=card,
-            tags=tuple(dict.fromkeys(all_tags)),
-        )
-        commit: CommitInfo = push_drafter.push_drafter(self, request, max_shard_size)
-        return commit
 
     @classmethod
     def can_generate(cls) -> bool:
