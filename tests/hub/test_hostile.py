@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import tiny_drafter
+from transformers import PreTrainedModel
 
 from dspark_hf import CheckpointFormatError, DSparkConfigError, DSparkDraftModel, HubError
 from dspark_hf.checkpoints import headers, json_files
@@ -182,11 +183,29 @@ CONFIGS = {
 }
 
 
+@pytest# Only the numbers themselves tell about these.
+TOLD_BY_WEIGHTS = {nan_weight, infinite_weight, overflowing_d2t, falling_d2t, far_d2t}
+
+
 @pytest.fixture
 def saved(target, tmp_path):
     folder = tmp_path / "drafter"
     tiny_drafter(target).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Calls of transformers' loader, which allocates what a config asks for."""
+    calls = []
+    load = PreTrainedModel.from_pretrained.__func__
+
+    def recorded(cls, *args, **kwargs):
+        calls.append(args)
+        return load(cls, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(recorded))
+    return calls
 
 
 def assert_refused(source, error, message, trace=None):
@@ -210,18 +229,20 @@ def upload(hub, folder):
 
 
 @pytest.mark.parametrize("harm", HOSTILE, ids=lambda harm: harm.__name__)
-def test_hostile_files_are_refused(hub, saved, harm):
+def test_hostile_files_are_refused(hub, saved, harm, loads):
     harm(saved)
     assert_refused(saved, *HOSTILE[harm], trace=saved.parent / "trace")
     assert_refused(upload(hub, saved), *HOSTILE[harm], trace=saved.parent / "trace")
+    assert len(loads) == (2 if harm in TOLD_BY_WEIGHTS else 0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_hostile_configs_are_refused(hub, saved, name):
+def test_hostile_configs_are_refused(hub, saved, name, loads):
     changes, error, message = CONFIGS[name]
     edit(saved, **changes)
     assert_refused(saved, error, message)
     assert_refused(upload(hub, saved), error, message)
+    assert loads == []
     if error is DSparkConfigError:
         assert not any("model.safetensors" in request for request in hub.requests), "judged before weights are fetched"
 
