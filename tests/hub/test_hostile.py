@@ -183,7 +183,7 @@ CONFIGS = {
 }
 
 
-@pytest# Only the numbers themselves tell about these.
+# Only the numbers themselves tell about these.
 TOLD_BY_WEIGHTS = {nan_weight, infinite_weight, overflowing_d2t, falling_d2t, far_d2t}
 
 

@@ -15,7 +15,7 @@ DRAFTER = {"README.md", "config.json", "model.safetensors"}
 
 def trainer(tmp_path, **arguments):
     settings = {"push_to_hub": True, "hub_model_id": "acme/trained", "save_strategy": "steps", "save_steps": 1}
-    return tt.trainer(tmp_path / "run", max_steps=2, **settings | arguments)
+    return tt.trainer(tmp_path / "run", max_steps=2, **(settings | arguments))
 
 
 def files(hub, revision=MAIN):
