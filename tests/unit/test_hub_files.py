@@ -1,6 +1,7 @@
 """What of a folder is shared, what is said about faults, and what checks of weights see."""
 
 import errno
+import hashlib
 import json
 
 import pytest
