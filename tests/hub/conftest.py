@@ -12,8 +12,8 @@ import transformers
 from hub_server import RunningHub
 from tiny import tiny_drafter, tiny_target
 
+import dspark_hf.hub.faults
 import dspark_hf.hub.publish
-import dspark_hf.hub.remote
 
 
 class _NoPause:
@@ -46,7 +46,7 @@ def hub(_running_hub, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("HF_TOKEN", "hf_alice")
     for module in (huggingface_hub.utils._http, huggingface_hub.file_download):
         monkeypatch.setattr(module, "time", _NoPause())
-    for module in (dspark_hf.hub.publish, dspark_hf.hub.remote):
+    for module in (dspark_hf.hub.publish, dspark_hf.hub.faults):
         monkeypatch.setattr(module, "time", _NoPause())
     huggingface_hub.utils.disable_progress_bars()
     _running_hub.reset()

@@ -1,8 +1,10 @@
 """What goes wrong between here and the Hub, each told in one line: the repository, what failed, the way out."""
 
 import errno
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -23,6 +25,11 @@ from ..errors import DSparkError, HubError
 TRANSPORT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 # ValueError, KeyError, TypeError: an answer that is not what the Hub's protocol says.
 _FAULTS = (TRANSPORT_ERROR, OSError, EntryNotFoundError, ValueError, KeyError, TypeError)
+
+# Between one try and the next, where huggingface_hub itself makes only one.
+PAUSES_S = (1.0, 2.0)
+
+_Result = TypeVar("_Result")
 
 _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
 _TRY_AGAIN = "try again later"
@@ -51,8 +58,20 @@ def is_transient(error: BaseException) -> bool:
     """Whether the same call may well succeed a moment later."""
     status = status_of(error)
     if status is not None:
-        return status >= 500 or status in (408, 429)
+        return status >= 500 or status == 408
     return isinstance(error, TRANSPORT_ERROR)
+
+
+def retrying(call: Callable[[], _Result]) -> _Result:
+    """`call()`, again after a pause where its error is one that may pass."""
+    for pause_s in PAUSES_S:
+        try:
+            return call()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            time.sleep(pause_s)
+    return call()
 
 
 def status_of(error: BaseException) -> int | None:

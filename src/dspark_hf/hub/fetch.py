@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import RemoteEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
 from ..checkpoints.json_files import LARGEST_CONFIG_BYTES, LARGEST_INDEX_BYTES, read_json_object, too_large
 from ..checkpoints.weights import CONFIG_NAME, check_config_content, index_name, shard_names, weights_name
 from ..errors import CheckpointFormatError, HubError
-from .faults import readable_faults
+from .faults import TRANSPORT_ERROR, readable_faults, retrying, status_of
 
 # Arguments of from_pretrained that say how to get at the Hub.
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token")
@@ -112,7 +112,16 @@ class HubSource:
         return local
 
     def _download(self, path: str, dry_run: bool = False) -> Any:
-        return hf_hub_download(self.repo_id, path, revision=self.revision, dry_run=dry_run, **self.options)
+        options = self.options | {"revision": self.revision, "dry_run": dry_run}
+        try:
+            return retrying(lambda: hf_hub_download(self.repo_id, path, **options))
+        except TRANSPORT_ERROR as error:
+            if status_of(error) is not None:
+                raise
+            try:  # huggingface_hub does so itself only where it could not connect at all
+                return hf_hub_download(self.repo_id, path, **options | {"local_files_only": True})
+            except LocalEntryNotFoundError as missing:
+                raise missing from error
 
     def _is_cached(self, name: str) -> bool:
         cache_dir = self.options.get("cache_dir")

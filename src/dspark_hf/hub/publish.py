@@ -17,9 +17,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..errors import HubError
 from .card import render_card
-from .faults import is_transient, readable_faults
+from .faults import PAUSES_S, is_transient, readable_faults, retrying
 from .files import CARD_NAME, WEIGHT_NAMES, LeftOut, SharedFile, choose_files
-from .remote import PAUSES_S, RemoteState, hub_api, read_card, read_remote, retrying
+from .remote import RemoteState, hub_api, read_card, read_remote
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ DEFAULT_BRANCH = "main"
 # What becomes of a card on the Hub that was written or edited by hand. One that a push rendered is always replaced.
 CARD_CHOICES = ("auto", "keep", "replace")
 _STAMP = re.compile(r"\n<!-- rendered by dspark-hf, sha256 ([0-9a-f]{64}) -->\n$")
+# Requests of a commit that huggingface_hub makes once; uploads it tries again itself.
+_TRIED_ONCE = re.compile(r"/commit/|/validate-yaml$")
 
 
 @dataclass(frozen=True)
@@ -242,9 +244,9 @@ def _commit(api: HfApi, plan: PushPlan, head: str | None) -> CommitInfo:
                 parent_commit=head,
             )
         except Exception as error:
-            # Uploads are tried again by huggingface_hub. A commit is not, since it may have arrived all the same; the
-            # parent that it names makes that safe here. A pull request has no such guard.
-            if pause_s is None or plan.request.create_pr or not (is_transient(error) and _is_of_commit(error)):
+            # A commit may have arrived all the same; the parent that it names makes another try safe. A pull request has
+            # no such guard.
+            if pause_s is None or plan.request.create_pr or not (is_transient(error) and _was_tried_once(error)):
                 raise
             time.sleep(pause_s)
             now = read_remote(api, plan.repo_id, plan.request.branch)
@@ -263,9 +265,9 @@ def _operations(plan: PushPlan) -> list[CommitOperationAdd | CommitOperationDele
     return [*additions, *(CommitOperationDelete(path, is_folder=False) for path in plan.deletions)]
 
 
-def _is_of_commit(error: Exception) -> bool:
+def _was_tried_once(error: Exception) -> bool:
     try:
-        return "/commit/" in error.request.url.path  # type: ignore[attr-defined, no-any-return]
+        return _TRIED_ONCE.search(error.request.url.path) is not None  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):  # httpx raises the latter for an error without a request
         return False
 

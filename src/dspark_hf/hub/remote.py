@@ -2,26 +2,19 @@
 
 import hashlib
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
 from .._version import __version__
-from .faults import is_transient
+from .faults import retrying
 from .fetch import content_hash
 from .files import CARD_NAME, SharedFile
 
-# Between one try and the next, where huggingface_hub itself makes only one.
-PAUSES_S = (1.0, 2.0)
 _LARGEST_CARD_BYTES = 2**20
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -90,19 +83,8 @@ def read_card(api: HfApi, repo_id: str, remote: RemoteState) -> str | None:
     if CARD_NAME not in remote.files:
         return None
     with tempfile.TemporaryDirectory() as cache:
-        path = Path(api.hf_hub_download(repo_id, CARD_NAME, revision=remote.head, cache_dir=cache))
+        found = retrying(lambda: api.hf_hub_download(repo_id, CARD_NAME, revision=remote.head, cache_dir=cache))
+        path = Path(found)
         if path.stat().st_size > _LARGEST_CARD_BYTES:
             return ""
         return path.read_text(encoding="utf-8", errors="replace")
-
-
-def retrying(call: Callable[[], _Result]) -> _Result:
-    """`call()`, again after a pause where its error is one that may pass."""
-    for pause_s in PAUSES_S:
-        try:
-            return call()
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            time.sleep(pause_s)
-    return call()
