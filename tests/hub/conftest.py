@@ -36,6 +36,8 @@ def hub(_running_hub, monkeypatch, tmp_path_factory):
     """An empty Hub; `hf_alice` is logged in and may write to `alice` and `acme`."""
     home = tmp_path_factory.mktemp("hf_home")
     constants = huggingface_hub.constants
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, _running_hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", _running_hub.url)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))

@@ -23,8 +23,9 @@ from ..errors import DSparkError, HubError
 
 # The base of httpx's or httpx2's errors, whichever huggingface_hub uses: a connection that is cut, refused or too slow.
 TRANSPORT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
-# ValueError, KeyError, TypeError: an answer that is not what the Hub's protocol says.
-_FAULTS = (TRANSPORT_ERROR, OSError, EntryNotFoundError, ValueError, KeyError, TypeError)
+# RuntimeError: around whatever went wrong with the upload of a file. ValueError, KeyError, TypeError: an answer that is
+# not what the Hub's protocol says.
+_FAULTS = (TRANSPORT_ERROR, OSError, EntryNotFoundError, RuntimeError, ValueError, KeyError, TypeError)
 
 # Between one try and the next, where huggingface_hub itself makes only one.
 PAUSES_S = (1.0, 2.0)
@@ -80,6 +81,8 @@ def status_of(error: BaseException) -> int | None:
 
 
 def _explain(error: BaseException, repo_id: str) -> str:
+    if type(error) is RuntimeError and isinstance(error.__cause__, _FAULTS):
+        return _explain(error.__cause__, repo_id)
     if isinstance(error, LocalEntryNotFoundError):
         return _explain_not_cached(error, repo_id)
     if isinstance(error, OfflineModeIsEnabled):
@@ -142,7 +145,7 @@ def _explain_other(error: BaseException) -> str:
         return "no space is left on the disk; free some, or name another cache with HF_HOME or cache_dir="
     if isinstance(error, PermissionError):
         return f"{error.filename} may not be written or read; change its permissions, or name another cache_dir="
-    if isinstance(error, OSError | ValueError):
+    if isinstance(error, OSError | ValueError | RuntimeError):
         return f"{_first_line(error)}; correct that, or {_TRY_AGAIN}"
     return f"the answer is not the Hub's ({type(error).__name__}: {_first_line(error)}); check HF_ENDPOINT"
 

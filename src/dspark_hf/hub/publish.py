@@ -244,8 +244,8 @@ def _commit(api: HfApi, plan: PushPlan, head: str | None) -> CommitInfo:
                 parent_commit=head,
             )
         except Exception as error:
-            # A commit may have arrived all the same; the parent that it names makes another try safe. A pull request has
-            # no such guard.
+            # A commit may have arrived all the same; the parent that it names makes another try safe. A pull request
+            # has no such guard.
             if pause_s is None or plan.request.create_pr or not (is_transient(error) and _was_tried_once(error)):
                 raise
             time.sleep(pause_s)
