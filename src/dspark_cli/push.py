@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import EXIT_NOTHING_WRITTEN, DebugOption, readable_errors
+from .common import EXIT_NOTHING_WRITTEN, DebugOption, readable_errors, set_up_torch
 
 if TYPE_CHECKING:
     from dspark_hf.hub.publish import PushPlan
@@ -38,6 +38,7 @@ def push_command(
         from dspark_hf import DSparkDraftModel, HubError
         from dspark_hf.hub.publish import PushRequest, plan_push, push
 
+        set_up_torch(None)
         request = PushRequest(
             repo_id=to,
             private=private,
@@ -52,13 +53,17 @@ def push_command(
         if plan.is_empty and plan.remote.has_branch:
             typer.echo("nothing to push, all of it is there")
             return
-        if not yes and not sys.stdin.isatty():
+        if not yes and not _somebody_is_there():
             raise HubError("nobody is there to ask whether to push; pass --yes to push without being asked")
         if not yes and not typer.confirm("Push?"):
             typer.echo("nothing was pushed")
             raise typer.Exit(EXIT_NOTHING_WRITTEN)
         commit = push(plan)
     typer.echo(f"pushed: {commit.pr_url or commit.commit_url}")
+
+
+def _somebody_is_there() -> bool:
+    return sys.stdin.isatty()
 
 
 def _show(plan: "PushPlan") -> None:

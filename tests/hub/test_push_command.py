@@ -21,22 +21,16 @@ SHARED = {
 }
 
 
-class Terminal:
-    """Makes the runner's input look as if somebody typed it."""
-
-    def __init__(self, monkeypatch):
-        import click.testing
-
-        original = click.testing._NamedTextIOWrapper
-        monkeypatch.setattr(original, "isatty", lambda self: True, raising=False)
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setattr("dspark_cli.push._somebody_is_there", lambda: True)
 
 
 def run(folder, *arguments, answer=None):
     return CliRunner().invoke(app, ["push", str(folder), "--to", "acme/drafter", *arguments], input=answer)
 
 
-def test_it_shows_everything_and_pushes_after_a_yes(hub, folder, monkeypatch):
-    Terminal(monkeypatch)
+def test_it_shows_everything_and_pushes_after_a_yes(hub, folder, terminal):
     done = run(folder, "--private", answer="y\n")
     assert done.exit_code == 0, done.output
     for shown in ("to acme/drafter, branch main (new, private)", "Push?", "stays here:", "pushed: http"):
@@ -49,8 +43,7 @@ def test_it_shows_everything_and_pushes_after_a_yes(hub, folder, monkeypatch):
     assert repo.is_private and repo.files().keys() - {".gitattributes"} == SHARED
 
 
-def test_a_no_changes_nothing(hub, folder, monkeypatch):
-    Terminal(monkeypatch)
+def test_a_no_changes_nothing(hub, folder, terminal):
     done = run(folder, answer="n\n")
     assert done.exit_code == 1 and "nothing was pushed" in done.output
     assert "PUBLIC unless the organisation" in done.output

@@ -19,7 +19,7 @@ found = {"calibration": drafter.config.calibration}
 for name, options in {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.8},
-    "scheduled": {"do_sample": False, "verification_policy": "prefix"},
+    "scheduled": {"do_sample": False, "verification_policy": "threshold", "assistant_confidence_threshold": 0.5},
 }.items():
     torch.manual_seed(0)
     out = target.generate(

@@ -116,10 +116,12 @@ class HubSource:
         try:
             return retrying(lambda: hf_hub_download(self.repo_id, path, **options))
         except TRANSPORT_ERROR as error:
-            if status_of(error) is not None:
+            if status_of(error) is not None or not dry_run:
                 raise
-            try:  # huggingface_hub does so itself only where it could not connect at all
-                return hf_hub_download(self.repo_id, path, **options | {"local_files_only": True})
+            # huggingface_hub itself looks into the cache only where it could not connect at all.
+            self.options = self.options | {"local_files_only": True}
+            try:
+                return hf_hub_download(self.repo_id, path, **options | self.options)
             except LocalEntryNotFoundError as missing:
                 raise missing from error
 

@@ -267,9 +267,10 @@ def _operations(plan: PushPlan) -> list[CommitOperationAdd | CommitOperationDele
 
 def _was_tried_once(error: Exception) -> bool:
     try:
-        return _TRIED_ONCE.search(error.request.url.path) is not None  # type: ignore[attr-defined]
-    except (AttributeError, RuntimeError):  # httpx raises the latter for an error without a request
+        request = getattr(error, "response", error).request
+    except RuntimeError:  # httpx has errors without a request
         return False
+    return _TRIED_ONCE.search(request.url.path) is not None
 
 
 def _has_arrived(plan: PushPlan, remote: RemoteState) -> bool:
