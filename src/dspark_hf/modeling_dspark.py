@@ -22,7 +22,7 @@ from .model.row_slots import DraftCache
 from .model.sequential_heads import build_sequential_head
 
 
-class DSparkDraftModel(PushesToHub, PreTrainedModel):
+class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # PushesToHub names its arguments
     """A semi-autoregressive drafter (arXiv 2607.05147, sections 3 and 4).
 
     It owns what was trained: the context projection, the draft layers, the sequential head and the confidence head.

@@ -9,11 +9,12 @@ import hashlib
 import logging
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # lazily imported there
 
 from ..errors import HubError
 from .card import render_card
@@ -51,7 +52,7 @@ class PushRequest:
 
     repo_id: str
     private: bool | None = None
-    token: str | bool | None = None
+    token: str | bool | None = field(default=None, repr=False)
     revision: str | None = None
     create_pr: bool = False
     commit_message: str | None = None
@@ -170,7 +171,8 @@ def _with_tags(card: str, tags: tuple[str, ...]) -> str:
     if not tags:
         return card
     parsed = ModelCard(card, ignore_metadata_errors=False)
-    parsed.data.tags = list(dict.fromkeys([*(parsed.data.tags or []), *tags]))
+    data: Any = parsed.data
+    data.tags = list(dict.fromkeys([*(data.tags or []), *tags]))
     return str(parsed)
 
 
@@ -265,7 +267,7 @@ def _operations(plan: PushPlan) -> list[CommitOperationAdd | CommitOperationDele
     return [*additions, *(CommitOperationDelete(path, is_folder=False) for path in plan.deletions)]
 
 
-def _was_tried_once(error: Exception) -> bool:
+def _was_tried_once(error: Any) -> bool:
     try:
         request = getattr(error, "response", error).request
     except RuntimeError:  # httpx has errors without a request

@@ -54,7 +54,7 @@ class PushesDrafters(Trainer):
             folder = Path(str(self.args.output_dir))
             (folder / CARD_NAME).write_text(render_card(folder, repo_id=self.hub_model_id), encoding="utf-8")
 
-    def push_to_hub(
+    def push_to_hub(  # type: ignore[override]  # None on other processes, as Trainer itself returns it
         self,
         commit_message: str | None = "End of training",
         blocking: bool = True,
@@ -99,7 +99,7 @@ class PushesDrafters(Trainer):
         strategy = self.args.hub_strategy
         if not self.is_world_process_zero() or strategy == HubStrategy.END:
             return
-        running = self.push_in_progress
+        running: Any = self.push_in_progress
         if running is not None and not running.is_done() and not self.args.hub_always_push:
             return
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
@@ -121,7 +121,8 @@ class PushesDrafters(Trainer):
                 )
             )
         if running is None or running.is_done():
-            self.push_in_progress = PushInProgress(jobs)
+            in_progress: Any = PushInProgress
+            self.push_in_progress = in_progress(jobs)
         else:
             running.jobs.extend(jobs)
 
