@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .checkpoints.detect import to_dspark_config_dict
 from .checkpoints.source import checked_config
+from .checkpoints.weights import check_dtype, check_quantization
 from .config_rules import check_config
 from .errors import CheckpointFormatError, DSparkConfigError
 from .target_traits import derive_from_target
@@ -45,7 +46,10 @@ _OPTIONAL_ON_LOAD = frozenset(
 )
 # transformers' Trainer leaves use_cache on every config; a drafter always has its cache. How attention is computed is
 # the caller's choice: transformers would fetch code for a name that it does not know.
-_NOT_FROM_A_FILE = frozenset({"use_cache", "attn_implementation", "experts_implementation"})
+# Labels are a classifier's, and as many as a hostile file says would be made.
+_NOT_FROM_A_FILE = frozenset(
+    {"use_cache", "attn_implementation", "experts_implementation", "num_labels", "id2label", "label2id", "problem_type"}
+)
 # What PreTrainedConfig takes through **kwargs without declaring it as a field.
 _BASE_KWARGS = frozenset(
     {
@@ -255,6 +259,9 @@ class DSparkConfig(PreTrainedConfig):
                 "and draft nonsense. Add them, or save the drafter again with save_pretrained"
             )
         config_dict = {key: value for key, value in config_dict.items() if key not in _NOT_FROM_A_FILE}
+        for key in ("dtype", "torch_dtype"):
+            check_dtype(config_dict.get(key), "config.json")
+        check_quantization(config_dict.get("quantization_config"), "config.json")
         known = _without_unknown(config_dict)
         ignored = sorted(set(config_dict) - set(known))
         if any(config_dict[key] is not None for key in ignored):

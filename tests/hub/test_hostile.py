@@ -108,6 +108,12 @@ def index_of_nothing(folder):
     (folder / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}')
 
 
+def index_with_another_dtype(folder):
+    shard(folder)
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metadata": {"dtype": "load"}}))
+
+
 def deep_index(folder):
     shard(folder)
     (folder / "model.safetensors.index.json").write_text("[" * 200_000)
@@ -155,6 +161,7 @@ HOSTILE = {
     index_of_pickles: (CheckpointFormatError, "names 'pytorch_model.bin', and may only name"),
     index_without_files: (CheckpointFormatError, "model-00007-of-00009.safetensors"),
     index_of_nothing: (CheckpointFormatError, "has no weight_map"),
+    index_with_another_dtype: (CheckpointFormatError, "dtype in .* must be one of"),
     deep_index: (CheckpointFormatError, "nested too deeply"),
     overflowing_d2t: (CheckpointFormatError, "d2t must name different tokens"),
     falling_d2t: (CheckpointFormatError, "d2t must name different tokens"),
@@ -173,6 +180,10 @@ CONFIGS = {
         "num_hidden_layers must be <=",
     ),
     "larger_than_its_weights": ({"intermediate_size": 2**19}, CheckpointFormatError, "in another shape"),
+    "a_function_for_dtype": ({"dtype": "load"}, CheckpointFormatError, "dtype in config.json must be one of"),
+    "integers_for_dtype": ({"dtype": "int8"}, CheckpointFormatError, "dtype in config.json must be one of"),
+    "no_dtype": ({"torch_dtype": [1], "dtype": None}, CheckpointFormatError, "dtype in config.json must be one of"),
+    "no_quantiser": ({"quantization_config": {}}, CheckpointFormatError, "must be an object with a quant_method"),
     "contradictory": ({"num_key_value_heads": 3}, DSparkConfigError, "must divide"),
     "other_files": ({"configuration_files": ["../x/config.5.0.0.json"]}, CheckpointFormatError, "configuration_files"),
     "quantised": (
@@ -257,6 +268,11 @@ def test_weights_far_larger_than_the_drafter_are_not_fetched(hub, saved, monkeyp
     monkeypatch.setattr("dspark_hf.checkpoints.source._SPARE_BYTES", -(10**6))
     assert_refused(upload(hub, saved), CheckpointFormatError, "model.safetensors of evil/drafter has .* bytes")
     assert not any(request.startswith("GET") and "model.safetensors" in request for request in hub.requests)
+
+
+def test_labels_are_not_made_up_by_the_billion(saved):
+    edit(saved, num_labels=10**9, id2label={"a": 1}, problem_type="regression")
+    assert DSparkDraftModel.from_pretrained(saved).config.num_labels == 2
 
 
 def test_an_adapter_or_a_distributed_checkpoint_beside_the_drafter_is_not_loaded(saved):

@@ -11,6 +11,7 @@ from .json_files import LARGEST_CONFIG_BYTES, LARGEST_INDEX_BYTES, read_json_obj
 
 CONFIG_NAME = "config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
+_DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
 # Files that make transformers load something else than the drafter beside them.
 _ADAPTER_CONFIG = "adapter_config.json"
 _DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
@@ -79,6 +80,25 @@ def check_config_content(content: dict[str, Any], source: str) -> None:
     to_dspark_config_dict(content)
 
 
+def check_dtype(value: object, source: str) -> None:
+    """Raise CheckpointFormatError unless a file's dtype is one that a drafter's weights can have, or None."""
+    name = str(value).removeprefix("torch.")
+    if value is not None and name not in _DTYPES:
+        raise CheckpointFormatError(
+            f"dtype in {source} must be one of {', '.join(sorted(_DTYPES))}, got {value!r}; correct it, or download "
+            "the drafter again"
+        )
+
+
+def check_quantization(value: object, source: str) -> None:
+    """Raise CheckpointFormatError unless a file's quantization_config says what it is of, or is None."""
+    if value is not None and not (isinstance(value, dict) and isinstance(value.get("quant_method"), str)):
+        raise CheckpointFormatError(
+            f"quantization_config in {source} must be an object with a quant_method, got {value!r:.100}; remove it, or "
+            "save the drafter again"
+        )
+
+
 def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
     """The safetensors files that transformers reads in a folder, in order; none where there are no weights.
 
@@ -111,6 +131,7 @@ def shard_names(index: dict[str, Any], source: str) -> list[str]:
         raise CheckpointFormatError(
             f"{source} has no weight_map from weights to files, or no metadata; download the drafter again"
         )
+    check_dtype(index["metadata"].get("dtype"), source)
     names = list(weight_map.values())
     for name in names:
         if not isinstance(name, str) or not _is_plain_file_name(name) or not name.endswith(".safetensors"):
