@@ -54,6 +54,10 @@ def pickle_only(folder):
     (folder / "model.safetensors").unlink()
 
 
+def no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
 def nan_weight(folder):
     replace_weights(folder, **{"norm.weight": torch.full((32,), float("nan"))})
 
@@ -149,6 +153,7 @@ def integer_weight(folder):
 
 HOSTILE = {
     pickle_only: (CheckpointFormatError, "only pytorch_model.bin, and a pickle may run any code"),
+    no_weights: (CheckpointFormatError, "has a config.json and n.*model.safetensors"),
     nan_weight: (CheckpointFormatError, r"1 weights of .* hold NaN or infinity, among them \['norm.weight'\]"),
     infinite_weight: (CheckpointFormatError, r"hold NaN or infinity, among them \['fc.weight'\]"),
     huge_json: (CheckpointFormatError, "config.json.* bytes, and no drafter's has more than"),
