@@ -10,6 +10,7 @@ from .calibrate import calibrate_command
 from .compare import compare_command
 from .evaluate import eval_command
 from .profile import profile_command
+from .push import push_command
 from .train import train_app
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app.command("calibrate")(calibrate_command)
 app.command("compare")(compare_command)
 app.command("eval")(eval_command)
 app.command("profile")(profile_command)
+app.command("push")(push_command)
 app.add_typer(train_app, name="train")
 
 

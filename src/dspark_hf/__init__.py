@@ -8,6 +8,7 @@ Importing this package installs the route (`decoding/route.py`). The pipeline, a
     fitting/               temperatures that make confidences agree with past rounds; what rounds cost on this machine
     training/              answers of a target -> features -> blocks -> losses -> a trained drafter
     evaluation/            plain against speculative generation; drafters against each other
+    hub/                   drafters on the Hub: what is fetched, what is pushed, what can go wrong between
     zoo                    a small real target, with or without a Hub
 """
 
@@ -30,6 +31,7 @@ with _compat.naming_the_version():
         CheckpointFormatError,
         DSparkConfigError,
         DSparkError,
+        HubError,
         IncompatibleTargetError,
         ThroughputProfileError,
         TrainingDataError,
@@ -61,6 +63,7 @@ __all__ = [
     "DSparkError",
     "DSparkTrainer",
     "DSparkTrainingArguments",
+    "HubError",
     "IncompatibleTargetError",
     "Proposals",
     "SequentialTemperatureScaling",

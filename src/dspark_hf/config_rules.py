@@ -19,9 +19,20 @@ CALIBRATION_MODES = ("greedy", "sampled")
 # Of one mode's entry; the first three must be there.
 CALIBRATION_KEYS = ("temperatures", "platt", "settings", "num_proposals", "ece_before", "ece_after")
 
-# Far above any drafter; a hostile or damaged config must not build modules for hours.
-MAX_DRAFT_LAYERS = 64
-MAX_BLOCK_SIZE = 256
+# Far above any drafter; a hostile or damaged config must not build modules for hours, nor fill the memory.
+LARGEST_SIZES = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**17,
+    "intermediate_size": 2**19,
+    "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12,
+    "head_dim": 2**12,
+    "max_position_embeddings": 2**40,
+    "num_target_layers": 2**12,
+    "num_hidden_layers": 64,
+    "block_size": 256,
+    "markov_rank": 2**14,
+}
 
 # Of a calibration's maps, which are float32 when they are applied: far wider than any fit, far from overflow.
 SMALLEST_CALIBRATION_SCALE = 1e-4
@@ -80,7 +91,7 @@ def _check_sizes(config: "DSparkConfig") -> None:
         config.draft_vocab_size,
         f"must be >= 1 and below vocab_size ({config.vocab_size}), or None for the whole vocabulary",
     )
-    for name, largest in (("num_hidden_layers", MAX_DRAFT_LAYERS), ("block_size", MAX_BLOCK_SIZE)):
+    for name, largest in LARGEST_SIZES.items():
         _require(getattr(config, name) <= largest, name, getattr(config, name), f"must be <= {largest}")
     _require(
         config.draft_layout in DRAFT_LAYOUTS,

@@ -3,8 +3,10 @@
 import difflib
 import functools
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from huggingface_hub.dataclasses import strict
@@ -12,6 +14,8 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .checkpoints.detect import to_dspark_config_dict
+from .checkpoints.source import checked_config
+from .checkpoints.weights import check_dtype, check_quantization
 from .config_rules import check_config
 from .errors import CheckpointFormatError, DSparkConfigError
 from .target_traits import derive_from_target
@@ -40,8 +44,12 @@ _OPTIONAL_ON_LOAD = frozenset(
         "verification_policy",
     }
 )
-# transformers' Trainer leaves it on every config; a drafter always has its cache.
-_SET_BY_TRAINER = frozenset({"use_cache"})
+# transformers' Trainer leaves use_cache on every config; a drafter always has its cache. How attention is computed is
+# the caller's choice: transformers would fetch code for a name that it does not know.
+# Labels are a classifier's, and as many as a hostile file says would be made.
+_NOT_FROM_A_FILE = frozenset(
+    {"use_cache", "attn_implementation", "experts_implementation", "num_labels", "id2label", "label2id", "problem_type"}
+)
 # What PreTrainedConfig takes through **kwargs without declaring it as a field.
 _BASE_KWARGS = frozenset(
     {
@@ -210,9 +218,9 @@ class DSparkConfig(PreTrainedConfig):
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read a `config.json` of any known drafter format as a dict of `DSparkConfig` fields."""
-        source = args[0] if args else "the folder"
+        source = kwargs.pop("pretrained_model_name_or_path", None) or args[0]
         try:
-            config_dict, unused = super().get_config_dict(*args, **kwargs)
+            config_dict, unused = super().get_config_dict(checked_config(os.fspath(source), kwargs), **kwargs)
         except (AttributeError, TypeError) as error:  # transformers expects a JSON object
             raise CheckpointFormatError(f"config.json of {source} does not hold a JSON object") from error
         if not config_dict:
@@ -220,6 +228,20 @@ class DSparkConfig(PreTrainedConfig):
                 f"{source} has no config.json, or an empty one; pass the folder or Hub id of a drafter"
             )
         return to_dspark_config_dict(config_dict), unused
+
+    @classmethod
+    def of_folder(cls, folder: Path, subfolder: str, arguments: Mapping[str, Any]) -> Self:
+        """The config in a folder as `from_pretrained(folder, **arguments)` would have it, without a word on its keys.
+
+        Args:
+            folder: Holds the config, in `subfolder`.
+            arguments: Those that are no field of a drafter are left out.
+        """
+        config_dict, _ = cls.get_config_dict(folder, subfolder=subfolder)
+        own = _field_names() - _base_field_names()
+        return cls.from_dict(
+            _without_unknown(config_dict), **{key: value for key, value in arguments.items() if key in own}
+        )
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
@@ -236,11 +258,14 @@ class DSparkConfig(PreTrainedConfig):
                 f"config.json lacks {missing}; a drafter's config must state them, since guessed values would load "
                 "and draft nonsense. Add them, or save the drafter again with save_pretrained"
             )
-        config_dict = {key: value for key, value in config_dict.items() if key not in _SET_BY_TRAINER}
-        ignored = sorted(set(config_dict) - _field_names() - _BASE_KWARGS)
+        config_dict = {key: value for key, value in config_dict.items() if key not in _NOT_FROM_A_FILE}
+        for key in ("dtype", "torch_dtype"):
+            check_dtype(config_dict.get(key), "config.json")
+        check_quantization(config_dict.get("quantization_config"), "config.json")
+        known = _without_unknown(config_dict)
+        ignored = sorted(set(config_dict) - set(known))
         if any(config_dict[key] is not None for key in ignored):
             logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)
-        known = {key: value for key, value in config_dict.items() if key not in ignored}
         try:
             return super().from_dict(known, **kwargs)
         except AttributeError as error:  # e.g. a dtype that torch does not have
@@ -258,6 +283,11 @@ _FLOAT_FIELDS = frozenset(
         "rms_norm_eps",
     }
 )
+
+
+def _without_unknown(config_dict: dict[str, Any]) -> dict[str, Any]:
+    known = _field_names() | _BASE_KWARGS
+    return {key: value for key, value in config_dict.items() if key in known}
 
 
 def _field_names() -> set[str]:

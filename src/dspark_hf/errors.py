@@ -7,6 +7,7 @@
     ├── CalibrationError         (ValueError)    proposals that no calibration can be fitted on
     ├── TrainingDataError        (ValueError)    answers, features or settings that no drafter can be trained from
     ├── ThroughputProfileError   (ValueError)    a throughput profile is damaged, stale, foreign, or asked for too much
+    ├── HubError                 (OSError)       the Hub refused, failed, or delivered something broken
     ├── UnsupportedGenerationError (ValueError)  generate() was asked for something speculation cannot do
     └── UnsupportedTransformersError (ImportError) this transformers release cannot host the route
 
@@ -41,6 +42,10 @@ class TrainingDataError(DSparkError, ValueError):
 
 class ThroughputProfileError(DSparkError, ValueError):
     """A throughput profile is damaged, of another machine, model or version, or was asked beyond what it measured."""
+
+
+class HubError(DSparkError, OSError):
+    """A push or a pull that the Hub refused, that failed on the way, or that delivered something broken."""
 
 
 class UnsupportedGenerationError(DSparkError, ValueError):

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
-from .checkpoints.weights import check_weights_in
+from .checkpoints.headers import check_finite, lacking
+from .checkpoints.source import checked_folder
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
+from .hub.pushing import PushesToHub
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from .model.confidence_head import ConfidenceHead
 from .model.draft_vocab import DraftVocabHead, check_offsets, token_ids_of
@@ -21,7 +22,7 @@ from .model.row_slots import DraftCache
 from .model.sequential_heads import build_sequential_head
 
 
-class DSparkDraftModel(PreTrainedModel):
+class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # PushesToHub names its arguments
     """A semi-autoregressive drafter (arXiv 2607.05147, sections 3 and 4).
 
     It owns what was trained: the context projection, the draft layers, the sequential head and the confidence head.
@@ -85,43 +86,39 @@ class DSparkDraftModel(PreTrainedModel):
         """Load a drafter from a folder or the Hub, as any transformers model, but never with weights made up.
 
         Args:
-            pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package or by DeepSpec.
+            pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package or by DeepSpec. From the
+                Hub only its config and its safetensors are fetched.
             output_loading_info: Whether to return `(drafter, info)`.
             **kwargs: As for `PreTrainedModel.from_pretrained`.
 
         Raises:
-            CheckpointFormatError: the folder is no drafter that this release reads, or lacks weights.
+            CheckpointFormatError: it is no drafter that this release reads, lacks weights, has some that are NaN or
+                infinite, or would load something else.
             DSparkConfigError: its config breaks a rule.
-            OSError: transformers finds no config or no weights under that name on the Hub.
+            HubError: the Hub does not have it, does not hand it out, or failed.
         """
         kwargs["ignore_mismatched_sizes"] = True  # reported below, with what is missing
-        kwargs.setdefault("use_safetensors", True)  # a pickle could run anything
-        if kwargs["use_safetensors"] and pretrained_model_name_or_path is not None:
-            check_weights_in(os.fspath(pretrained_model_name_or_path))
-        try:
-            loaded: Any = super().from_pretrained(
-                pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
-            )
-        except SafetensorError as error:
-            raise CheckpointFormatError(
-                f"the weights of {pretrained_model_name_or_path} cannot be read ({error}); download them again"
-            ) from error
+        if kwargs.get("use_safetensors") is None:
+            kwargs["use_safetensors"] = True  # a pickle could run anything
+        source = name = pretrained_model_name_or_path
+        if kwargs["use_safetensors"] and name is not None:
+            source = checked_folder(cls, os.fspath(name), kwargs)
+        loaded: Any = super().from_pretrained(source, *model_args, output_loading_info=True, **kwargs)
         drafter, info = loaded
+        if source != name:  # whoever asks where a drafter is from wants the Hub's id, not a folder of the cache
+            drafter.name_or_path = drafter.config.name_or_path = str(name)
         # transformers fills what is missing or of another shape with random numbers, and goes on.
         absent = sorted({*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])})
         if absent:
-            raise CheckpointFormatError(
-                f"{pretrained_model_name_or_path} lacks {len(absent)} of the drafter's weights or has them in another "
-                f"shape, among them {absent[:3]}; with random numbers in their place it would draft nonsense. Download "
-                "it again, or correct its config.json if that describes another drafter"
-            )
+            raise CheckpointFormatError(lacking(str(name), absent))
         if "d2t" in info["unexpected_keys"]:
             raise CheckpointFormatError(
-                f"{pretrained_model_name_or_path} has a reduced draft vocabulary (d2t) that its config.json does not "
+                f"{name} has a reduced draft vocabulary (d2t) that its config.json does not "
                 "mention; add draft_vocab_size there, the length of d2t"
             )
         if (offsets := getattr(drafter, "d2t", None)) is not None:
             check_offsets(offsets, drafter.config.vocab_size)
+        check_finite(str(name), drafter.named_parameters())
         return (drafter, info) if output_loading_info else drafter
 
     @classmethod

@@ -11,7 +11,9 @@ SOURCE = Path(dspark_hf.__file__).parent
 # Each module may import from the groups before it, and from its own.
 ORDER = [
     ["errors", "_version"],
-    ["_compat", "_machine", "checkpoints.detect", "checkpoints.weights", "target_traits"],
+    # From a name to a folder that may be loaded.
+    [*(f"checkpoints.{name}" for name in ("detect", "json_files", "weights", "headers")), "hub.faults", "hub.fetch"],
+    ["_compat", "_machine", "checkpoints.source", "hub.pushing", "target_traits"],
     ["configuration_dspark", "config_rules"],
     ["model."],
     ["modeling_dspark"],
@@ -20,7 +22,7 @@ ORDER = [
     ["decoding."],
     ["prompts", "zoo_wheel", "zoo"],
     ["fitting."],
-    ["evaluation.", "training."],
+    ["evaluation.", "training.", "hub."],
     [""],  # the package's __init__
 ]
 

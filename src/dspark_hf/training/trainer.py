@@ -20,6 +20,7 @@ from .anchors import AnchorBlocks, build_blocks, position_weights
 from .dataset import AnchorDataset, LengthGroupedEpochs, collate
 from .features import TargetFeatures, TargetReader
 from .head_rows import HeadRows
+from .hub_pushes import PushesDrafters
 from .losses import PositionTerms, draft_loss
 from .metrics import BlockMetrics
 from .scaled_steps import scale_steps
@@ -29,7 +30,7 @@ from .settings import DSparkTrainingArguments
 check_overridable(Trainer, ("_get_train_sampler", "_run_epoch", "_get_num_items_in_batch"))
 
 
-class DSparkTrainer(Trainer):
+class DSparkTrainer(PushesDrafters):
     """Trains a drafter on a frozen target's answers (paper, section 3.3).
 
     Everything of transformers' Trainer works: accumulation, mixed precision, several processes, checkpoints, resume,
