@@ -17,7 +17,6 @@ from dspark_hf.decoding.schedule import schedule
 from dspark_hf.decoding.verify import TargetRunner, last_logits
 
 torch.set_grad_enabled(False)
-torch.set_printoptions(precision=2, sci_mode=False)
 target, drafter = (load("smollm2-135m-instruct", "float32") for load in (zoo.load_target, zoo.load_drafter))
 tokenizer, config = zoo.load_tokenizer("smollm2-135m-instruct"), drafter.config
 ids = tokenizer((sys.argv[1:] or ["January, February, March,"])[0], return_tensors="pt").input_ids
@@ -43,14 +42,13 @@ block = draft_block(drafter, hidden, base, ids, processor, draft_ids=drafter.dra
 print("1 draft     ", [tokenizer.decode(token) for token in block.tokens[0]])
 
 confidence = calibrate(block.confidence_logits, calibration_for(config, call))
-print(f"2 calibrate  each, if those before it stand: {confidence.conditional}; all up to it: {confidence.survival}")
+print("2 calibrate  up to here all accepted:", *map("{:.2f}".format, confidence.survival[0].tolist()))
 
 costs = StepCosts.of([0.0, *(0.030 + 0.010 * num_tokens for num_tokens in range(1, 2 + config.block_size))], 0.010)
 lengths = schedule(PrefixPolicy(), confidence, RoundFacts.of(block, costs=costs))
 taus = torch.cat([torch.ones(1), 1 + confidence.survival[0].cumsum(0)])
-print(
-    f"3 schedule   {lengths.item()} drafts; tokens/s by their number, were a step 30 + 10 B ms: {taus / costs.round_s[1:]}"
-)
+speeds = " ".join(map("{:.1f}".format, (taus / costs.round_s[1:]).tolist()))
+print(f"3 schedule   {int(lengths)} drafts; were a step 30 + 10 B ms, tokens/s by number of drafts: {speeds}")
 drafts = block.tokens[:, : int(lengths)]
 scores = processor.over_block(ids, drafts, last_logits(runner.verify(ids, drafts), 1 + int(lengths), ids.device))
 print("4 verify     the target says", [tokenizer.decode(token) for token in scores[0].argmax(dim=-1)])
