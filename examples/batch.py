@@ -18,7 +18,7 @@ tokenizer = zoo.load_tokenizer("smollm2-135m-instruct")
 drafter = zoo.load_drafter("smollm2-135m-instruct")
 
 questions = [
-    "What is 17 plus 25? Explain.",
+    "Tom has 5 apples and buys 7 more. How many apples does he have?",
     "A pen costs 3 dollars. How much do 12 pens cost?",
     "Write a Python function that adds two numbers.",
     "What is the capital of France?",

@@ -8,7 +8,7 @@ import argparse
 from dspark_hf import DSparkDraftModel, zoo
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("prompt", nargs="?", default="What is 17 plus 25? Explain.")
+parser.add_argument("prompt", nargs="?", default="Tom has 5 apples and buys 7 more. How many apples does he have?")
 parser.add_argument("--target", default="smollm2-135m-instruct")
 parser.add_argument("--drafter", help="default: the one that comes with the package")
 parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")

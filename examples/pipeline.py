@@ -19,7 +19,7 @@ generator = pipeline(
     tokenizer=zoo.load_tokenizer("smollm2-135m-instruct"),
     assistant_model=zoo.load_drafter("smollm2-135m-instruct"),
 )
-questions = ["What is 17 plus 25? Explain.", "Write a Python function that adds two numbers."]
+questions = ["Solve for x: 2x + 6 = 14.", "Write a Python function that adds two numbers."]
 chats = [[{"role": "user", "content": question}] for question in questions]
 
 with record_speculation() as report:

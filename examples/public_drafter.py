@@ -12,7 +12,7 @@ from dspark_hf import DSparkDraftModel, zoo
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--target", required=True, help="folder or Hub id of the model that the drafter was trained for")
 parser.add_argument("--drafter", required=True)
-parser.add_argument("--prompt", default="What is 17 plus 25? Explain.")
+parser.add_argument("--prompt", default="Tom has 5 apples and buys 7 more. How many apples does he have?")
 parser.add_argument("--max-new-tokens", type=int, default=64)
 args = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""One round by hand, with every stage's numbers: `python examples/walk_through_a_round.py "2, 4, 6, 8,"`."""
+"""One round by hand, with every stage's numbers: `python examples/walk_through_a_round.py "What is 2 + 2?"`."""
 
 import sys
 
@@ -15,11 +15,13 @@ from dspark_hf.decoding.policies.prefix import PrefixPolicy
 from dspark_hf.decoding.sampling import ScoreProcessor
 from dspark_hf.decoding.schedule import schedule
 from dspark_hf.decoding.verify import TargetRunner, last_logits
+from dspark_hf.prompts import Prompt, encode_prompt
 
 torch.set_grad_enabled(False)
 target, drafter = (load("smollm2-135m-instruct", "float32") for load in (zoo.load_target, zoo.load_drafter))
 tokenizer, config = zoo.load_tokenizer("smollm2-135m-instruct"), drafter.config
-ids = tokenizer((sys.argv[1:] or ["January, February, March,"])[0], return_tensors="pt").input_ids
+question = (sys.argv[1:] or ["Write a Python function that adds two numbers."])[0]
+ids = encode_prompt(tokenizer, Prompt("mine", ({"role": "user", "content": question},)))
 call, processor = GenerationConfig(do_sample=False, max_length=512), ScoreProcessor(LogitsProcessorList())
 
 # Before the first round: the prompt's forward gives the features of its tokens, and the anchor.

@@ -101,9 +101,10 @@ def _facts(item: griffe.Object, name: str) -> str:
         found = member
     if found is None:
         return ""
+    is_any_number = isinstance(found, griffe.Parameter) and found.kind in _STARS
     default = found.default if isinstance(found, griffe.Parameter) else found.value
     parts = [f"`{found.annotation}`"] if found.annotation is not None else []
-    is_required = default is None or str(default).startswith("()") or "field(" in str(default)
+    is_required = default is None or is_any_number or "field(" in str(default)
     return f" ({', '.join(parts if is_required else [*parts, f'default `{default}`'])})" if parts else ""
 
 

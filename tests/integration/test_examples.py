@@ -45,12 +45,12 @@ def run(monkeypatch):
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_an_example_is_short_and_is_run_here(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
-    assert f'run("{path.name}"' in Path(__file__).read_text(encoding="utf-8")
+    assert re.search(r'\brun\(\s*"' + re.escape(path.name) + '"', Path(__file__).read_text(encoding="utf-8"))
 
 
 @real
 def test_generate(run, capsys):
-    found = run("generate.py", "What is 2 + 2?", "--max-new-tokens", 16)
+    found = run("generate.py", "--max-new-tokens", 16)
     assert found["output"].speculation.num_new_tokens == 16
     assert "16 tokens in" in capsys.readouterr().out
 
@@ -81,7 +81,7 @@ def test_pipeline(run, capsys):
 
 @real
 def test_batch(run, capsys):
-    found = run("batch.py", "--max-new-tokens", 12)
+    found = run("batch.py", "--max-new-tokens", 8)
     assert len(found["output"].speculation_by_row) == 4
     assert found["output"].sequences.shape == found["plain"].sequences.shape
     assert "tokens/s with the drafter" in capsys.readouterr().out
