@@ -95,10 +95,10 @@ def _signature(item: griffe.Function) -> str:
 
 def _facts(item: griffe.Object, name: str) -> str:
     """Type and default of an argument or attribute, as the source states them."""
-    found = item.parameters[name] if isinstance(item, griffe.Function) and name in item.parameters else None
     member = item.members.get(name) if isinstance(item, griffe.Class) else None
-    if found is None and isinstance(member, griffe.Attribute):
-        found = member
+    found: griffe.Attribute | griffe.Parameter | None = member if isinstance(member, griffe.Attribute) else None
+    if found is None and isinstance(item, griffe.Class | griffe.Function) and name in item.parameters:
+        found = item.parameters[name]
     if found is None:
         return ""
     is_any_number = isinstance(found, griffe.Parameter) and found.kind in _STARS
@@ -108,6 +108,12 @@ def _facts(item: griffe.Object, name: str) -> str:
     return f" ({', '.join(parts if is_required else [*parts, f'default `{default}`'])})" if parts else ""
 
 
+def _names(entry: griffe.DocstringNamedElement) -> list[str]:
+    """Names that share a description; the parser takes all but the first for a type."""
+    whole = f"{entry.name} {str(entry.annotation).strip('()')}" if entry.name.endswith(",") else entry.name
+    return whole.split(", ")
+
+
 def _section(item: griffe.Object, section: griffe.DocstringSection) -> Iterator[str]:
     kind = section.kind.value
     if kind == "text":
@@ -115,9 +121,10 @@ def _section(item: griffe.Object, section: griffe.DocstringSection) -> Iterator[
     elif kind in _TITLES:
         yield from (f"**{_TITLES[kind]}**", "")
         for entry in section.value:
-            name = str(entry.annotation) if kind == "raises" else entry.name
-            facts = _facts(item, name) if kind != "raises" else ""
-            yield f"- `{name}`{facts}: {' '.join(_clean(entry.description).split())}"
+            names = [str(entry.annotation)] if kind == "raises" else _names(entry)
+            facts = _facts(item, names[0]) if kind != "raises" and len(names) == 1 else ""
+            shown = "`, `".join(names)
+            yield f"- `{shown}`{facts}: {' '.join(_clean(entry.description).split())}"
         yield ""
     elif kind == "returns":
         text = " ".join(_clean(entry.description) for entry in section.value)

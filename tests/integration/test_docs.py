@@ -18,6 +18,7 @@ from near_pair import write_pair
 import dspark_cli
 import dspark_hf
 from dspark_hf import zoo
+from dspark_hf.evaluation import calibration_quality
 from dspark_hf.fitting import sts
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,7 @@ def tiny_world(pair, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(sts, "MIN_PROPOSALS", 10)
     monkeypatch.setattr(sts, "MIN_OUTCOMES", 1)
+    monkeypatch.setattr(calibration_quality, "NUM_RESAMPLES", 50)
 
 
 def example_names():
