@@ -32,6 +32,7 @@ output = target.generate(
 print(tokenizer.decode(output.sequences[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
 report = output.speculation
-acceptance = ", ".join(f"{share:.0%}" for share in report.conditional_acceptance)
 print(f"\n{report.num_new_tokens} tokens in {report.num_target_forwards} target forwards, {report.tau:.2f} a round")
-print(f"accepted by slot, of the drafts whose predecessors were: {acceptance}")
+if report.num_verified:  # a policy may find that drafting does not pay
+    shares = ", ".join(f"{share:.0%}" for share in report.conditional_acceptance)
+    print(f"accepted by slot, of the drafts whose predecessors were: {shares}")

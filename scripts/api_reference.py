@@ -108,9 +108,10 @@ def _facts(item: griffe.Object, name: str) -> str:
     return f" ({', '.join(parts if is_required else [*parts, f'default `{default}`'])})" if parts else ""
 
 
-def _names(entry: griffe.DocstringNamedElement) -> list[str]:
+def _names(entry: griffe.DocstringElement, kind: str) -> list[str]:
     """Names that share a description; the parser takes all but the first for a type."""
-    whole = f"{entry.name} {str(entry.annotation).strip('()')}" if entry.name.endswith(",") else entry.name
+    kept = str(entry.annotation).strip("()")
+    whole = kept if kind == "raises" else f"{entry.name} {kept}" if entry.name.endswith(",") else entry.name
     return whole.split(", ")
 
 
@@ -121,7 +122,7 @@ def _section(item: griffe.Object, section: griffe.DocstringSection) -> Iterator[
     elif kind in _TITLES:
         yield from (f"**{_TITLES[kind]}**", "")
         for entry in section.value:
-            names = [str(entry.annotation)] if kind == "raises" else _names(entry)
+            names = _names(entry, kind)
             facts = _facts(item, names[0]) if kind != "raises" and len(names) == 1 else ""
             shown = "`, `".join(names)
             yield f"- `{shown}`{facts}: {' '.join(_clean(entry.description).split())}"

@@ -13,7 +13,6 @@ import torch
 from near_pair import save_tokenizer, write_pair
 from tiny import tiny_drafter, tiny_target
 
-from dspark_hf import DSparkDraftModel
 from dspark_hf.decoding.observers import observe_rounds
 from dspark_hf.evaluation import calibration_quality
 from dspark_hf.fitting import sts
@@ -138,21 +137,13 @@ def test_calibrate_and_schedule(run, pair, tmp_path, capsys, few_rounds_will_do)
     assert f"profile in {profile}" in out and "of them verified" in out
 
 
-def test_push_and_pull(run, pair, tmp_path, monkeypatch, capsys):
-    """Against a folder that stands for the Hub; tests/hub has a server."""
-    pushed = {}
-
-    def push_to_hub(self, repo_id, *, private=None, create_pr=False):
-        pushed[repo_id] = (private, create_pr)
-        self.save_pretrained(repo_id)
-
+def test_push_and_pull(run, pair, tmp_path, monkeypatch, capsys, pushed):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(DSparkDraftModel, "push_to_hub", push_to_hub)
     run("push_and_pull.py", pair / "my-drafter", "owner/name")
-    assert pushed == {"owner/name": (True, False)}
+    assert pushed == {"owner/name": {"private": True, "create_pr": False}}
     assert "pulled owner/name: the same drafter" in capsys.readouterr().out
     run("push_and_pull.py", pair / "my-drafter", "owner/name", "--create-pr", "--public")
-    assert pushed == {"owner/name": (False, True)}
+    assert pushed == {"owner/name": {"private": False, "create_pr": True}}
 
 
 def deepspec_folder(root):
