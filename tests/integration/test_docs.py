@@ -217,12 +217,15 @@ def test_a_broken_link_is_found():
     assert not is_broken(page, "docs/train.md#in-code")
 
 
-def test_every_guide_and_example_is_linked_from_the_readme():
-    linked = {link.partition("#")[0] for link in links(ROOT / "README.md")}
-    assert {name_of(page) for page in PAGES[1:]} <= linked
-    programs = {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
-    shown = linked | set(re.findall(r"examples/\w+\.py", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert programs <= shown
+def test_every_guide_and_example_is_reached_from_the_readme():
+    linked, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        paths = {(page.parent / link.partition("#")[0]).resolve() for link in links(page) if ":" not in link}
+        waiting += [path for path in paths - linked if path.suffix == ".md"]
+        linked |= paths
+    assert set(PAGES[1:]) <= linked
+    assert set((ROOT / "examples").glob("*.py")) <= linked
 
 
 # -- pictures and the API page ------------------------------------------------------------------------------------
