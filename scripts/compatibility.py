@@ -25,7 +25,7 @@ Written by `python scripts/compatibility.py` from the tables that the tests run;
 "Works" means: in float32 the greedy output with a drafter is the output without one, token for token, and scores,
 logits, hidden states, attentions, streamed tokens and the calls of your own criteria agree as well. Each is tried with
 an untrained drafter, which is wrong nearly always, and with one that is right with probability 0.8. Sampling follows
-the target's law: see the README on how that is proved.
+the target's law: [lossless.md](lossless.md) says how that is proved.
 """
 
 

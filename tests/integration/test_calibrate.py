@@ -8,8 +8,10 @@ import shutil
 import pytest
 import torch
 import typer.testing
+from near_pair import near_drafter as near
+from near_pair import near_target
 from safetensors.torch import load_file
-from tiny import VOCAB, random_ids, tiny_drafter, tiny_target
+from tiny import VOCAB, random_ids, tiny_drafter
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -30,22 +32,7 @@ GREEDY = RecordingSettings(temperature=0.0, top_p=None, top_k=None, max_new_toke
 
 @pytest.fixture(scope="module")
 def target():
-    """Its next token depends mostly on the last one."""
-    made = tiny_target("llama", num_layers=3)
-    for layer in made.model.layers:
-        layer.self_attn.o_proj.weight.data *= 0.02
-        layer.mlp.down_proj.weight.data *= 0.02
-    return made
-
-
-def near(target, **overrides):
-    """A drafter that is often right: its Markov head says what the target would without its layers."""
-    drafter = tiny_drafter(target, **{"markov_rank": target.config.hidden_size} | overrides)
-    embedding = target.get_input_embeddings().weight.data
-    drafter.norm.weight.data.zero_()
-    drafter.markov_head.markov_w1.weight.data.copy_(embedding / embedding.square().mean(-1, keepdim=True).sqrt())
-    drafter.markov_head.markov_w2.weight.data.copy_(target.get_output_embeddings().weight.data)
-    return drafter
+    return near_target()
 
 
 def counts(record):

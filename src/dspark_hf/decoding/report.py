@@ -123,7 +123,7 @@ def record_speculation() -> Iterator[SpeculationReport]:
     Example:
         ```python
         with record_speculation() as report:
-            model.generate(**inputs, assistant_model=drafter)
+            model.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
         print(report.tau, report.num_target_forwards)
         ```
     """

@@ -65,7 +65,7 @@ class SequentialTemperatureScaling:
     Example:
         ```python
         with record_proposals() as record:
-            target.generate(**inputs, assistant_model=drafter, verification_policy="full")
+            target.generate(**inputs, assistant_model=drafter, verification_policy="full", max_new_tokens=64)
         fitted = SequentialTemperatureScaling().fit(record.proposals())
         ```
     """
