@@ -1,10 +1,13 @@
 """`DSparkConfig`: everything a drafter is. Each default is written here and nowhere else."""
 
+import copy
 import difflib
 import functools
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from huggingface_hub.dataclasses import strict
@@ -14,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from .checkpoints.detect import to_dspark_config_dict
 from .config_rules import check_config
 from .errors import CheckpointFormatError, DSparkConfigError
+from .hub.remote_code import AUTO_CONFIG, is_own_auto_map, needs_code_beside, write_code
 from .target_traits import derive_from_target
 
 logger = logging.getLogger(__name__)
@@ -241,10 +245,29 @@ class DSparkConfig(PreTrainedConfig):
         if any(config_dict[key] is not None for key in ignored):
             logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)
         known = {key: value for key, value in config_dict.items() if key not in ignored}
+        if not is_own_auto_map(known.get("auto_map")):
+            known.pop("auto_map", None)  # of classes that are not these
         try:
             return super().from_dict(known, **kwargs)
         except AttributeError as error:  # e.g. a dtype that torch does not have
             raise CheckpointFormatError(f"config.json cannot be read: {error}") from error
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write `config.json`, as any transformers config; where it names our code (`auto_map`), that comes with it.
+
+        Raises:
+            CheckpointFormatError: the folder holds code of others under the names of ours.
+        """
+        saved = copy.copy(self)
+        if self._auto_class is not None and type(self) is DSparkConfig:
+            saved.auto_map = {**(getattr(self, "auto_map", None) or {}), self._auto_class: AUTO_CONFIG}
+            saved._auto_class = None  # transformers would copy this file without what it imports
+        if needs_code_beside(getattr(saved, "auto_map", None)):
+            write_code(save_directory)
+            if push_to_hub:  # of what lies in the folder by now, transformers would not upload the code
+                saved.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+                push_to_hub = False
+        PreTrainedConfig.save_pretrained(saved, save_directory, push_to_hub=push_to_hub, **kwargs)
 
 
 _FLOAT_FIELDS = frozenset(

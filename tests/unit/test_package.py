@@ -11,7 +11,7 @@ SOURCE = Path(dspark_hf.__file__).parent
 # Each module may import from the groups before it, and from its own.
 ORDER = [
     ["errors", "_version"],
-    ["_compat", "_machine", "checkpoints.detect", "checkpoints.weights", "target_traits"],
+    ["_compat", "_machine", "checkpoints.detect", "checkpoints.weights", "hub.remote_code", "target_traits"],
     ["configuration_dspark", "config_rules"],
     ["model."],
     ["modeling_dspark"],

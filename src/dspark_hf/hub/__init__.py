@@ -1,0 +1,1 @@
+"""Drafters on the Hub: the code that may travel with them."""
