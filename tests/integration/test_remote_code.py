@@ -18,6 +18,7 @@ from transformers.generation import GenerationMixin
 
 import dspark_hf
 from dspark_hf import CheckpointFormatError, DSparkConfig, DSparkDraftModel
+from dspark_hf.fitting.fingerprint import Fingerprint
 from dspark_hf.hub import remote_code
 
 PROGRAM = Path(__file__).parents[1] / "remote_code_process.py"
@@ -336,6 +337,9 @@ def test_each_copy_serves_its_own_drafters(folder, target, drafter, dynamic_modu
     expected = outputs(target, drafter)
     assert outputs(target, remote) == expected
     assert outputs(target, newer) == expected
+    # A profile of the pair is found, whoever measured it.
+    theirs = sys.modules[f"{remote.package_copy}.dspark_fitting_fingerprint"].Fingerprint
+    assert theirs.of(target, remote).key == Fingerprint.of(target, drafter).key
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
