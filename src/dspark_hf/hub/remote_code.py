@@ -67,7 +67,7 @@ def write_code(folder: str | os.PathLike[str]) -> None:
     place.mkdir(parents=True, exist_ok=True)
     files = code_files()
     for name in files:
-        if os.path.lexists(place / name) and not _is_ours(place / name):
+        if os.path.lexists(place / name) and not is_own_code(place / name):
             raise CheckpointFormatError(
                 f"{place / name} was not written by dspark_hf, and saving the drafter's code would replace it; move it "
                 "away, or save into another folder"
@@ -86,11 +86,12 @@ def write_code(folder: str | os.PathLike[str]) -> None:
 def remove_code(folder: str | os.PathLike[str], *, keep: Container[str] = ()) -> None:
     """Remove the files that [`write_code`] wrote into a folder, but for those named in `keep`; other code stays."""
     for path in Path(folder).glob("*.py"):
-        if path.name not in keep and _is_ours(path):
+        if path.name not in keep and is_own_code(path):
             path.unlink()
 
 
-def _is_ours(path: Path) -> bool:
+def is_own_code(path: Path) -> bool:
+    """Whether a file was written by [`write_code`]."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
