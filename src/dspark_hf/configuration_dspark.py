@@ -261,7 +261,7 @@ class DSparkConfig(PreTrainedConfig):
         saved = copy.copy(self)
         if self._auto_class is not None and type(self) is DSparkConfig:
             saved.auto_map = {**(getattr(self, "auto_map", None) or {}), self._auto_class: AUTO_CONFIG}
-            saved._auto_class = None  # transformers would copy this file without what it imports
+            vars(saved)["_auto_class"] = None  # transformers would copy this file without what it imports
         if needs_code_beside(getattr(saved, "auto_map", None)):
             write_code(save_directory)
             if push_to_hub:  # of what lies in the folder by now, transformers would not upload the code
