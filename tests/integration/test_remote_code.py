@@ -20,6 +20,7 @@ import dspark_hf
 from dspark_hf import CheckpointFormatError, DSparkConfig, DSparkDraftModel
 from dspark_hf.fitting.fingerprint import Fingerprint
 from dspark_hf.hub import remote_code
+from dspark_hf.model.row_attention import NAME
 
 PROGRAM = Path(__file__).parents[1] / "remote_code_process.py"
 AUTO_MAP = {"AutoConfig": "configuration_dspark.DSparkConfig", "AutoModel": "modeling_dspark.DSparkDraftModel"}
@@ -314,8 +315,8 @@ def load_with_its_code(folder):
     return cls.from_pretrained(folder).eval()
 
 
-def route_of(drafter):
-    return sys.modules[f"{drafter.package_copy}.dspark_decoding_route"]
+def module_of(drafter, name):
+    return sys.modules[f"{drafter.package_copy}.dspark_{name}"]
 
 
 def of_another_release(folder):
@@ -337,15 +338,18 @@ def test_each_copy_serves_its_own_drafters(folder, target, drafter, dynamic_modu
     expected = outputs(target, drafter)
     assert outputs(target, remote) == expected
     assert outputs(target, newer) == expected
+    # Attention that copies share belongs to one release.
+    names = [module_of(one, "model_row_attention").NAME for one in (remote, newer)]
+    assert names == [NAME, NAME.replace(dspark_hf.__version__, "9" + dspark_hf.__version__)]
     # A profile of the pair is found, whoever measured it.
-    theirs = sys.modules[f"{remote.package_copy}.dspark_fitting_fingerprint"].Fingerprint
-    assert theirs.of(target, remote).key == Fingerprint.of(target, drafter).key
+    theirs = module_of(remote, "fitting_fingerprint").Fingerprint.of(target, remote)
+    assert theirs.key == Fingerprint.of(target, tiny_drafter(target)).key
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_uninstalling_one_copy_leaves_the_others_right(folder, target, drafter, dynamic_modules, first):
     drafters = [drafter, load_with_its_code(folder), load_with_its_code(of_another_release(folder))]
-    switches = [dspark_hf, *(route_of(one) for one in drafters[1:])]
+    switches = [dspark_hf, *(module_of(one, "decoding_route") for one in drafters[1:])]
     ids, expected = random_ids(5), greedy(target, random_ids(5), max_new_tokens=8)
 
     def is_served(one):
