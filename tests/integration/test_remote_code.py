@@ -339,8 +339,7 @@ def test_each_copy_serves_its_own_drafters(folder, target, drafter, dynamic_modu
     assert outputs(target, remote) == expected
     assert outputs(target, newer) == expected
     # Attention that copies share belongs to one release.
-    names = [module_of(one, "model_row_attention").NAME for one in (remote, newer)]
-    assert names == [NAME, NAME.replace(dspark_hf.__version__, "9" + dspark_hf.__version__)]
+    assert module_of(remote, "model_row_attention").NAME == NAME != module_of(newer, "model_row_attention").NAME
     # A profile of the pair is found, whoever measured it.
     theirs = module_of(remote, "fitting_fingerprint").Fingerprint.of(target, remote)
     assert theirs.key == Fingerprint.of(target, tiny_drafter(target)).key

@@ -126,8 +126,7 @@ def _plain(value: Any) -> Any:
 
 def _is_label(key: str) -> bool:
     # The weights say their dtype themselves; a config keeps that of the checkpoint.
-    labels = ("architectures", "auto_map", "dtype", "transformers_version")
-    return key.startswith("_") or key.endswith("_token_id") or key in labels
+    return key.startswith("_") or key.endswith("_token_id") or key in ("transformers_version", "architectures", "dtype")
 
 
 def _hash(*parts: Any) -> str:
