@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from .checkpoints.detect import to_dspark_config_dict
 from .config_rules import check_config
 from .errors import CheckpointFormatError, DSparkConfigError
-from .hub.remote_code import AUTO_CONFIG, is_own_auto_map, needs_code_beside, write_code
+from .hub.remote_code import AUTO_CONFIG, is_own_auto_map, needs_code_beside, remove_code, write_code
 from .target_traits import derive_from_target
 
 logger = logging.getLogger(__name__)
@@ -255,6 +255,8 @@ class DSparkConfig(PreTrainedConfig):
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write `config.json`, as any transformers config; where it names our code (`auto_map`), that comes with it.
 
+        Code of ours that it does not name is removed from the folder.
+
         Raises:
             CheckpointFormatError: the folder holds code of others under the names of ours.
         """
@@ -267,7 +269,10 @@ class DSparkConfig(PreTrainedConfig):
             if push_to_hub:  # of what lies in the folder by now, transformers would not upload the code
                 saved.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
                 push_to_hub = False
-        PreTrainedConfig.save_pretrained(saved, save_directory, push_to_hub=push_to_hub, **kwargs)
+            PreTrainedConfig.save_pretrained(saved, save_directory, push_to_hub=push_to_hub, **kwargs)
+        else:
+            PreTrainedConfig.save_pretrained(saved, save_directory, push_to_hub=push_to_hub, **kwargs)
+            remove_code(save_directory)
 
 
 _FLOAT_FIELDS = frozenset(

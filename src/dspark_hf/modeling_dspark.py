@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .checkpoints.weights import check_weights_in
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
-from .hub.remote_code import AUTO_CONFIG, AUTO_MODEL, remove_code
+from .hub.remote_code import AUTO_CONFIG, AUTO_MODEL
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from .model.confidence_head import ConfidenceHead
 from .model.draft_vocab import DraftVocabHead, check_offsets, token_ids_of
@@ -139,14 +139,12 @@ class DSparkDraftModel(PreTrainedModel):
         Raises:
             CheckpointFormatError: the folder holds code of others under the names of ours.
         """
-        if type(self) is DSparkDraftModel:
+        if type(self) is DSparkDraftModel:  # what the config names, it writes
             if self._auto_class is None:
                 vars(self.config).pop("auto_map", None)
-            else:  # the config writes the code that it names
+            else:
                 self.config.auto_map = {"AutoConfig": AUTO_CONFIG, self._auto_class: AUTO_MODEL}
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-        if is_main_process and self._auto_class is None and self.config._auto_class is None:
-            remove_code(save_directory)
 
     @classmethod
     def is_remote_code(cls) -> bool:

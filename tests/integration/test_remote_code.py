@@ -18,6 +18,7 @@ from transformers.generation import GenerationMixin
 
 import dspark_hf
 from dspark_hf import CheckpointFormatError, DSparkConfig, DSparkDraftModel
+from dspark_hf.evaluation.calibration_files import write_calibrated
 from dspark_hf.fitting.fingerprint import Fingerprint
 from dspark_hf.hub import remote_code
 from dspark_hf.model.row_attention import NAME
@@ -93,7 +94,7 @@ MODULES = {
         "def late():\n    from .errors import A\n    return A\n"
     ),
     "model.parts": "from ..errors import A\nfrom .types import E\nB = C = A\n",
-    "model.types": "E = 1\n",
+    "model.types": "import importlib\nE = 1\ndef load():\n    return importlib.import_module('dspark_hf.hub')\n",
     "errors": "A = 1\n",
     "_compat": "check_version = print\n",
     "decoding.route": "from ..modeling_dspark import push\ninstall = print\n",
@@ -157,7 +158,7 @@ def test_what_is_left_out_asks_for_the_package_when_it_is_called(package):
         ("from . import x\n", "line 1: write `from .name import`"),
         ("import dspark_hf.errors\n", "imports the package by its name"),
         ("from dspark_hf.errors import A\n", "imports the package by its name"),
-        ("import importlib\nimportlib.import_module('.x', __package__)\n", "line 2: imports by a string"),
+        ("import importlib\nimportlib.import_module(f'.{E}', __package__)\n", "line 2: imports by a relative string"),
         ("from .model import parts\n", "imports from model.model, which is no module"),
         ("x = 1; from .types import E\n", "line 1: `from ... import` does not begin it"),
         ("from ..training.run import train\n", "a drafter's code is without training.run"),
@@ -230,6 +231,19 @@ def test_a_config_that_names_our_code_is_saved_with_it(folder, tmp_path, monkeyp
     assert code_in(tmp_path / "registered") == code_in(folder)
     assert config_in(tmp_path / "registered")["auto_map"] == {"AutoConfig": AUTO_MAP["AutoConfig"]}
     assert not hasattr(plain, "auto_map")
+
+
+def test_a_config_that_does_not_name_our_code_leaves_none(folder):
+    DSparkConfig.from_target(tiny_target().config).save_pretrained(folder)
+    assert not code_in(folder)
+
+
+def test_calibrating_in_place_keeps_the_code(folder, monkeypatch):
+    monkeypatch.setattr(DSparkDraftModel, "_auto_class", None)
+    write_calibrated(str(folder), folder, {"greedy": {"temperatures": [1.5] * 4, "platt": None, "settings": {}}})
+    assert DSparkDraftModel.from_pretrained(folder).config.calibration["greedy"]["temperatures"] == [1.5] * 4
+    assert code_in(folder) == set(remote_code.code_files())
+    assert config_in(folder)["auto_map"] == AUTO_MAP
 
 
 def test_a_registered_config_that_is_pushed_goes_with_its_code(tmp_path, monkeypatch):

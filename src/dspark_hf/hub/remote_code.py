@@ -29,7 +29,16 @@ _ROOT = _HERE.parent if _IS_COPY else _HERE.parent.parent
 
 _HEADER = "# Written by dspark_hf "  # so begins every file that may be replaced or removed
 # What stays in the package; functions that need it ask for it when they are called.
-_LEFT_OUT = ("cli", "demo", "evaluation", "hub", "prompts", "training", "zoo")
+_LEFT_OUT = (
+    "evaluation",
+    "hub.card",
+    "hub.files",
+    "hub.publish",
+    "hub.push_drafter",
+    "hub.remote",
+    "prompts",
+    "training",
+)
 
 _FIRST_LINES = {
     _CONFIGURATION: "from .dspark_compat import check_version\n\ncheck_version()\n\n",
@@ -158,7 +167,7 @@ def _path_of(module: str) -> Path:
 
 
 def _is_left_out(module: str) -> bool:
-    return module != "hub.remote_code" and module.split(".")[0].split("_")[0] in _LEFT_OUT
+    return any(module == name or module.startswith(f"{name}.") for name in _LEFT_OUT)
 
 
 def _check_import(module: str, node: ast.AST) -> None:
@@ -169,9 +178,8 @@ def _check_import(module: str, node: ast.AST) -> None:
     elif isinstance(node, ast.Import | ast.ImportFrom):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
         assert all(name.split(".")[0] != "dspark_hf" for name in names), f"{where}: imports the package by its name"
-    elif isinstance(node, ast.Name | ast.Attribute):
-        name = node.id if isinstance(node, ast.Name) else node.attr
-        assert name not in ("import_module", "__import__"), f"{where}: imports by a string"
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        assert not ast.unparse(node.args[0]).lstrip("f'\"").startswith("."), f"{where}: imports by a relative string"
 
 
 def _import_flat(lines: list[str], node: ast.ImportFrom, name: str) -> None:
