@@ -7,9 +7,10 @@ route is installed: a clear message then is better than a wrong call at the firs
 import inspect
 import logging
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import transformers
 from packaging.specifiers import SpecifierSet
@@ -20,6 +21,8 @@ from .errors import UnsupportedTransformersError
 logger = logging.getLogger(__name__)
 
 SUPPORTED_TRANSFORMERS = ">=5.24,<6"
+
+T = TypeVar("T")
 
 # A `PreTrainedModel` that is a `GenerationMixin`; transformers has no class that is both, so no type says it.
 TargetModel: TypeAlias = Any
@@ -95,6 +98,17 @@ def naming_the_version() -> Iterator[None]:
         if (error.name or "").split(".")[0] != "transformers":
             raise
         raise _unsupported(f"lacks a name ({error})") from error
+
+
+def shared_by_copies(name: str, make: Callable[[], T]) -> T:
+    """The one object of this process under `name`; the copy of this package that asks first makes it.
+
+    Copies are the installed package, and the code of each drafter that was loaded with `trust_remote_code=True`. They
+    may be of different releases, so what is shared keeps its form, or gets another name.
+    """
+    module = sys.modules.setdefault("_dspark_hf_shared", types.ModuleType("_dspark_hf_shared"))
+    shared: T = vars(module).setdefault(name, make())
+    return shared
 
 
 def let_record_outputs(model: TargetModel) -> None:

@@ -1,5 +1,6 @@
 """`DSparkConfig`: everything a drafter is. Each default is written here and nowhere else."""
 
+import copy
 import difflib
 import functools
 import logging
@@ -18,6 +19,7 @@ from .checkpoints.source import checked_config
 from .checkpoints.weights import check_dtype, check_quantization
 from .config_rules import check_config
 from .errors import CheckpointFormatError, DSparkConfigError
+from .hub.remote_code import AUTO_CONFIG, is_own_auto_map, needs_code_beside, remove_code, write_code
 from .target_traits import derive_from_target
 
 logger = logging.getLogger(__name__)
@@ -266,10 +268,34 @@ class DSparkConfig(PreTrainedConfig):
         ignored = sorted(set(config_dict) - set(known))
         if any(config_dict[key] is not None for key in ignored):
             logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)
+        if not is_own_auto_map(known.get("auto_map")):
+            known.pop("auto_map", None)  # of classes that are not these
         try:
             return super().from_dict(known, **kwargs)
         except AttributeError as error:  # e.g. a dtype that torch does not have
             raise CheckpointFormatError(f"config.json cannot be read: {error}") from error
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write `config.json`, as any transformers config; where it names our code (`auto_map`), that comes with it.
+
+        Code of ours that it does not name is removed from the folder.
+
+        Raises:
+            CheckpointFormatError: the folder holds code of others under the names of ours.
+        """
+        saved = copy.copy(self)
+        if self._auto_class is not None and type(self) is DSparkConfig:
+            saved.auto_map = {**(getattr(self, "auto_map", None) or {}), self._auto_class: AUTO_CONFIG}
+            vars(saved)["_auto_class"] = None  # transformers would copy this file without what it imports
+        if needs_code_beside(getattr(saved, "auto_map", None)):
+            write_code(save_directory)
+            if push_to_hub:  # of what lies in the folder by now, transformers would not upload the code
+                saved.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+                push_to_hub = False
+            PreTrainedConfig.save_pretrained(saved, save_directory, push_to_hub=push_to_hub, **kwargs)
+        else:
+            PreTrainedConfig.save_pretrained(saved, save_directory, push_to_hub=push_to_hub, **kwargs)
+            remove_code(save_directory)
 
 
 _FLOAT_FIELDS = frozenset(

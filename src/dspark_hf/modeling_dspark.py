@@ -15,6 +15,7 @@ from .checkpoints.source import checked_folder
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
 from .hub.pushing import PushesToHub
+from .hub.remote_code import AUTO_CONFIG, AUTO_MODEL
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from .model.confidence_head import ConfidenceHead
 from .model.draft_vocab import DraftVocabHead, check_offsets, token_ids_of
@@ -47,6 +48,8 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
 
     # The route recognises a drafter by this attribute: one loaded with trust_remote_code is another class.
     is_dspark_drafter = True
+    # Whose loop runs it: that of the copy of this package which its class belongs to.
+    package_copy = __name__.rpartition(".")[0]
 
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__(config)
@@ -120,6 +123,30 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
             check_offsets(offsets, drafter.config.vocab_size)
         check_finite(str(name), drafter.named_parameters())
         return (drafter, info) if output_loading_info else drafter
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
+        """Save the drafter, as any transformers model.
+
+        After `DSparkDraftModel.register_for_auto_class()` its code goes along, for
+        `AutoModel.from_pretrained(folder, trust_remote_code=True)` where this package is not installed. Without, code
+        that an earlier save left in the folder is removed.
+
+        Raises:
+            CheckpointFormatError: the folder holds code of others under the names of ours.
+        """
+        if type(self) is DSparkDraftModel:  # what the config names, it writes
+            if self._auto_class is None:
+                vars(self.config).pop("auto_map", None)
+            else:
+                self.config.auto_map = {"AutoConfig": AUTO_CONFIG, self._auto_class: AUTO_MODEL}
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+
+    @classmethod
+    def is_remote_code(cls) -> bool:
+        """As transformers asks it; False for this class, whose code it cannot copy: [`save_pretrained`] does."""
+        return super().is_remote_code() and cls is not DSparkDraftModel
 
     @classmethod
     def can_generate(cls) -> bool:

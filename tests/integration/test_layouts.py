@@ -14,7 +14,7 @@ from dspark_hf import UnsupportedGenerationError
 from dspark_hf.decoding import row_drafter, row_target
 from dspark_hf.decoding.batch import BatchRun
 from dspark_hf.fitting.fingerprint import Fingerprint
-from dspark_hf.model.row_attention import RowStream, attending_by_rows
+from dspark_hf.model.row_attention import NAME, RowStream, attending_by_rows
 from dspark_hf.model.row_slots import COLUMN_STEP, columns_to_see
 
 NUM_NEW = 16
@@ -96,7 +96,7 @@ def test_the_target_attends_as_before_when_a_call_has_ended():
     inputs = ragged([3, 6])
 
     def fails(ids, scores):
-        assert target.config._attn_implementation == "dspark_rows"
+        assert target.config._attn_implementation == NAME
         raise KeyboardInterrupt
 
     greedy(target, **inputs, max_new_tokens=4, assistant_model=tiny_drafter(target))

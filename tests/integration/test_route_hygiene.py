@@ -195,6 +195,8 @@ def forgotten(name):
         yield
     finally:
         dspark_hf.uninstall()
+        if route_there := sys.modules.get(f"{name}.decoding.route"):
+            route_there.uninstall()
         for module in [m for m in sys.modules if m.split(".")[0] == name]:
             del sys.modules[module]
         AutoConfig.register("dspark", dspark_hf.DSparkConfig, exist_ok=True)
@@ -219,13 +221,14 @@ def same_drafter(package, target, drafter):
     return again
 
 
-@pytest.mark.parametrize("server", ["ours", "the copy's"])
-def test_drafters_of_two_copies_run_through_either_route(copy_name, target, drafter, server):
+@pytest.mark.parametrize("wrapper", ["ours", "the copy's"])
+def test_drafters_of_two_copies_run_through_either_wrapper(copy_name, target, drafter, wrapper):
     before = installed()
     second = importlib.import_module(copy_name)
     assert installed() == before
-    if server != "ours":
+    if wrapper != "ours":
         dspark_hf.uninstall()
+        second.uninstall()
         second.install()
         assert all(method.__globals__["__name__"] == f"{copy_name}.decoding.route" for method in installed().values())
         dspark_hf.install()
@@ -244,6 +247,8 @@ def test_drafters_of_two_copies_run_through_either_route(copy_name, target, draf
     for one in (drafter, theirs):
         assert torch.equal(greedy(target, **batch, max_new_tokens=8, assistant_model=one), wanted)
     second.uninstall()
+    assert speculates(target, drafter, random_ids(5))
+    dspark_hf.uninstall()
     assert not any(hasattr(method, "__wrapped__") for method in installed().values())
 
 

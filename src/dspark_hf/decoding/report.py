@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from .._compat import shared_by_copies
+from .._version import __version__
+
 
 @dataclass
 class SpeculationReport:
@@ -111,7 +114,10 @@ class GenerateDSparkOutput(GenerateDecoderOnlyOutput):
     speculation_by_row: tuple[SpeculationReport, ...] | None = None
 
 
-_ACTIVE_REPORTS: ContextVar[tuple[SpeculationReport, ...]] = ContextVar("dspark_reports", default=())
+# Of all copies of a release, so that a block hears of drafters loaded with `trust_remote_code=True` too.
+_ACTIVE_REPORTS: ContextVar[tuple[SpeculationReport, ...]] = shared_by_copies(
+    f"reports of {__version__}", lambda: ContextVar("dspark_reports", default=())
+)
 
 
 @contextmanager

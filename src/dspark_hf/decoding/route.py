@@ -2,6 +2,9 @@
 
 Three methods of `GenerationMixin` are wrapped. A wrapper looks at the assistant and, unless it is a drafter, calls
 what was there before with the same arguments.
+
+A process may hold several copies of this package: the installed one, and the code of drafters that were loaded with
+`trust_remote_code=True`. The first of them wraps, and each serves the drafters of its own class.
 """
 
 import copy
@@ -9,13 +12,13 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
-from .._compat import CACHE_KEY, REQUIRED_PARAMETERS, wrapped_method
+from .._compat import CACHE_KEY, REQUIRED_PARAMETERS, shared_by_copies, wrapped_method
 from ..modeling_dspark import DSparkDraftModel
 from .candidate_generator import DSparkCandidateGenerator
 from .loop import dspark_decoding
@@ -25,12 +28,22 @@ from .target_refusals import refuse_cache, refuse_target
 logger = logging.getLogger(__name__)
 
 _ROUTE_MARK = "_dspark_hf_route"
-# Set on GenerationMixin while the route is on. There, so that every copy of this package in a process (a remote-code
-# one, one imported again) sees the same: whichever came first has its wrappers in place, for drafters of all copies.
-_ENABLED_MARK = "_dspark_hf_route_is_enabled"
 # Arguments of generate() that this package adds.
 OWN_ARGUMENTS = ("verification_policy", "verification_layout")
-_LOCK = threading.Lock()
+
+
+class _Route(NamedTuple):
+    """What a copy of this package does for its drafters; of the same form in every release."""
+
+    check: Callable[..., tuple[GenerationConfig, dict[str, Any]]]
+    new_candidate_generator: Callable[..., DSparkCandidateGenerator]
+    decode: Callable[..., Any]
+    arguments: tuple[str, ...]
+
+
+_LOCK = shared_by_copies("lock", threading.Lock)
+# Of the copies that are installed, by `DSparkDraftModel.package_copy`.
+_ROUTES: dict[str, _Route] = shared_by_copies("routes", dict)
 
 
 def install() -> None:
@@ -51,35 +64,42 @@ def install() -> None:
         for name in OWN_ARGUMENTS:
             if not hasattr(GenerationConfig, name):
                 setattr(GenerationConfig, name, None)
-        setattr(GenerationMixin, _ENABLED_MARK, True)
+        _ROUTES[DSparkDraftModel.package_copy] = _Route(_check, _new_candidate_generator, _decode, OWN_ARGUMENTS)
 
 
 def uninstall() -> None:
     """Undo [`install`]: drafters are then treated like any other assistant.
 
-    Where another library has wrapped the same methods since, our wrappers stay underneath and pass everything on;
-    call it again once that library has gone.
+    Those of another copy of this package in the process are served as before, until it is uninstalled too. Where
+    another library has wrapped the same methods since, our wrappers stay underneath and pass everything on; call it
+    again once that library has gone.
     """
     with _LOCK:
-        if _ENABLED_MARK in vars(GenerationMixin):
-            delattr(GenerationMixin, _ENABLED_MARK)
+        _ROUTES.pop(DSparkDraftModel.package_copy, None)
         for name in _MAKERS:
             method = getattr(GenerationMixin, name)
             is_on_top = getattr(method, _ROUTE_MARK, None) is method
-            if is_on_top:
+            if is_on_top and not _ROUTES:
                 setattr(GenerationMixin, name, method.__wrapped__)
+        still_used = {name for route in _ROUTES.values() for name in route.arguments}
         for name in OWN_ARGUMENTS:
-            if name in vars(GenerationConfig):
+            if name in vars(GenerationConfig) and name not in still_used:
                 delattr(GenerationConfig, name)
 
 
 def is_drafter(assistant: object) -> TypeGuard[DSparkDraftModel]:
     """Whether an assistant is a DSpark drafter, told by a marker: a remote-code drafter is another class."""
-    return _is_enabled() and getattr(assistant, "is_dspark_drafter", False) is True
+    return _route_of(assistant) is not None
 
 
-def _is_enabled() -> bool:
-    return getattr(GenerationMixin, _ENABLED_MARK, False)
+def _route_of(assistant: object) -> _Route | None:
+    """What serves a drafter; None for other assistants, and for drafters whose copy is not installed."""
+    if getattr(assistant, "is_dspark_drafter", False) is not True:
+        return None
+    return _ROUTES.get(getattr(assistant, "package_copy", DSparkDraftModel.package_copy))
+
+
+# -- what is wrapped ------------------------------------------------------------------------------------------------
 
 
 def _wrap_validate(original: Callable[..., None]) -> Callable[..., None]:
@@ -93,15 +113,12 @@ def _wrap_validate(original: Callable[..., None]) -> Callable[..., None]:
         **kwargs: Any,
     ) -> None:
         assistant = generation_mode_kwargs.get("assistant_model")
-        if _is_enabled():
+        if _ROUTES:
             refuse_assistant(assistant)
-        if is_drafter(assistant):
-            refuse_generation(self, assistant, generation_mode, generation_config, generation_mode_kwargs)
-            # What remains to be asked is about the target. Of assistants transformers wants one sequence and equal
-            # vocabularies; our loop returns several, and drafts what two vocabularies share.
-            generation_config = copy.copy(generation_config)
-            generation_config.num_return_sequences = 1
-            generation_mode_kwargs = {k: v for k, v in generation_mode_kwargs.items() if k != "assistant_model"}
+        if (route := _route_of(assistant)) is not None:
+            generation_config, generation_mode_kwargs = route.check(
+                self, assistant, generation_mode, generation_config, generation_mode_kwargs
+            )
         original(self, generation_mode, generation_config, generation_mode_kwargs, *args, **kwargs)
 
     return _validate_generation_mode
@@ -111,17 +128,10 @@ def _wrap_get_candidate_generator(original: Callable[..., Any]) -> Callable[...,
     @functools.wraps(original)
     def _get_candidate_generator(self: Any, *args: Any, **kwargs: Any) -> Any:
         drafter = kwargs.get("assistant_model")
-        if not is_drafter(drafter):
+        route = _route_of(drafter)
+        if route is None:
             return original(self, *args, **kwargs)
-        refuse_target(self, drafter)
-        return DSparkCandidateGenerator(
-            drafter,
-            self,
-            kwargs["generation_config"],
-            kwargs["logits_processor"],
-            kwargs["model_kwargs"],
-            ids_device=kwargs["input_ids"].device,
-        )
+        return route.new_candidate_generator(self, drafter, kwargs)
 
     return _get_candidate_generator
 
@@ -130,23 +140,10 @@ def _wrap_assisted_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _assisted_decoding(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(REQUIRED_PARAMETERS["_assisted_decoding"][1:], args, strict=False)) | kwargs
-        drafter = given.get("assistant_model")
-        if not is_drafter(drafter):
+        route = _route_of(given.get("assistant_model"))
+        if route is None:
             return original(self, input_ids, *args, **kwargs)
-        # Named arguments of the wrapped method; what remains is generate()'s model_kwargs.
-        named = {
-            name: given.pop(name, None)
-            for name in ("logits_processor", "stopping_criteria", "generation_config", "streamer")
-        }
-        others = {
-            name: given.pop(name, None)
-            for name in ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
-        }
-        # Asked before, unless the target's class validates in its own way.
-        config = named["generation_config"]
-        refuse_generation(self, drafter, GenerationMode.ASSISTED_GENERATION, config, others)
-        refuse_cache(self, given.get(CACHE_KEY), config.max_length)
-        return dspark_decoding(self, input_ids, drafter=drafter, model_kwargs=given, **named)
+        return route.decode(self, input_ids, given)
 
     return _assisted_decoding
 
@@ -156,3 +153,52 @@ _MAKERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "_get_candidate_generator": _wrap_get_candidate_generator,
     "_assisted_decoding": _wrap_assisted_decoding,
 }
+
+
+# -- what this copy does for its drafters ---------------------------------------------------------------------------
+
+
+def _check(
+    target: Any,
+    drafter: DSparkDraftModel,
+    generation_mode: GenerationMode,
+    generation_config: GenerationConfig,
+    mode_kwargs: dict[str, Any],
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """Refuse what a drafter cannot serve; returns the last two arguments as transformers' own validation takes them."""
+    refuse_generation(target, drafter, generation_mode, generation_config, mode_kwargs)
+    # What remains to be asked is about the target. Of assistants transformers wants one sequence and equal
+    # vocabularies; our loop returns several, and drafts what two vocabularies share.
+    generation_config = copy.copy(generation_config)
+    generation_config.num_return_sequences = 1
+    return generation_config, {k: v for k, v in mode_kwargs.items() if k != "assistant_model"}
+
+
+def _new_candidate_generator(target: Any, drafter: DSparkDraftModel, given: dict[str, Any]) -> DSparkCandidateGenerator:
+    refuse_target(target, drafter)
+    return DSparkCandidateGenerator(
+        drafter,
+        target,
+        given["generation_config"],
+        given["logits_processor"],
+        given["model_kwargs"],
+        ids_device=given["input_ids"].device,
+    )
+
+
+def _decode(target: Any, input_ids: Any, given: dict[str, Any]) -> Any:
+    """`given`: all arguments of the wrapped method but the first two, by name."""
+    # Named arguments of the wrapped method; what remains is generate()'s model_kwargs.
+    named = {
+        name: given.pop(name, None)
+        for name in ("logits_processor", "stopping_criteria", "generation_config", "streamer")
+    }
+    drafter = given.pop("assistant_model")
+    others = {
+        name: given.pop(name, None) for name in ("assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
+    }
+    # Asked before, unless the target's class validates in its own way.
+    config = named["generation_config"]
+    refuse_generation(target, drafter, GenerationMode.ASSISTED_GENERATION, config, others)
+    refuse_cache(target, given.get(CACHE_KEY), config.max_length)
+    return dspark_decoding(target, input_ids, drafter=drafter, model_kwargs=given, **named)

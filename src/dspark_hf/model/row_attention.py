@@ -21,8 +21,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from .._compat import TargetModel
+from .._version import __version__
 
-NAME = "dspark_rows"
+# By release, since the copies of one release share what is registered under it.
+NAME = f"dspark_rows_{__version__}"
 
 _LOCK = threading.Lock()
 _NUM_USERS: dict[int, int] = {}  # by the id of a config, which models may share
@@ -185,7 +187,7 @@ def takes_rows(model: TargetModel) -> bool:
     return bool(model._supports_attention_backend and model.config._attn_implementation in ("sdpa", NAME))
 
 
-# What was registered by whichever copy of this package came first serves all copies of a process (a remote-code one,
+# What was registered by whichever copy of this package came first serves all copies of a process (remote-code ones,
 # one imported again), so they share what tells it about streams.
 _registered = AttentionInterface().get(NAME)
 if _registered is None:
