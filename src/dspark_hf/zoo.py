@@ -54,6 +54,7 @@ __all__ = [
     "ZooDownloadError",
     "ZooError",
     "bundled_drafter",
+    "hub_id",
     "load_drafter",
     "load_target",
     "load_tokenizer",
@@ -184,6 +185,20 @@ def bundled_drafter(name: str) -> Path | None:
     folder = BUNDLED_ROOT / alias
     is_shipped = bool(alias) and not Path(name).is_dir() and (folder / "config.json").is_file()
     return folder if is_shipped else None
+
+
+def hub_id(name: str) -> str | None:
+    """The Hub id that a target's name stands for; None for a folder, or what no id looks like."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if Path(name).expanduser().exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return _SMOLLM2.hub_id if name == _SMOLLM2.alias else name
 
 
 # --- the Hub ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ SOURCE = Path(dspark_hf.__file__).parent
 # Each module may import from the groups before it, and from its own.
 ORDER = [
     ["errors", "_version"],
-    ["_compat", "_machine", "checkpoints.detect", "checkpoints.weights", "target_traits"],
+    ["_compat", "_machine", "checkpoints.detect", "checkpoints.weights", "checkpoints.digest", "target_traits"],
     ["configuration_dspark", "config_rules"],
     ["model."],
     ["modeling_dspark"],
@@ -21,6 +21,7 @@ ORDER = [
     ["prompts", "zoo_wheel", "zoo"],
     ["fitting."],
     ["evaluation.", "training."],
+    ["hub."],
     [""],  # the package's __init__
 ]
 
