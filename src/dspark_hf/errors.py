@@ -7,6 +7,7 @@
     ├── CalibrationError         (ValueError)    proposals that no calibration can be fitted on
     ├── TrainingDataError        (ValueError)    answers, features or settings that no drafter can be trained from
     ├── ThroughputProfileError   (ValueError)    a throughput profile is damaged, stale, foreign, or asked for too much
+    ├── ReportError              (ValueError)    a report or a card that cannot be read, or is of another drafter
     ├── UnsupportedGenerationError (ValueError)  generate() was asked for something speculation cannot do
     └── UnsupportedTransformersError (ImportError) this transformers release cannot host the route
 
@@ -41,6 +42,10 @@ class TrainingDataError(DSparkError, ValueError):
 
 class ThroughputProfileError(DSparkError, ValueError):
     """A throughput profile is damaged, of another machine, model or version, or was asked beyond what it measured."""
+
+
+class ReportError(DSparkError, ValueError):
+    """A report is damaged or of another drafter, or a card would replace a text that is not ours."""
 
 
 class UnsupportedGenerationError(DSparkError, ValueError):

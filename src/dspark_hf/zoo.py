@@ -55,6 +55,7 @@ __all__ = [
     "ZooError",
     "bundled_drafter",
     "hub_id",
+    "is_hub_id",
     "load_drafter",
     "load_target",
     "load_tokenizer",
@@ -189,16 +190,21 @@ def bundled_drafter(name: str) -> Path | None:
 
 def hub_id(name: str) -> str | None:
     """The Hub id that a target's name stands for; None for a folder, or what no id looks like."""
+    if name == _SMOLLM2.alias and not Path(name).exists():
+        return _SMOLLM2.hub_id
+    return name if is_hub_id(name) and not Path(name).expanduser().exists() else None
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form of a repository's id."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if Path(name).expanduser().exists():
-        return None
     try:
         validate_repo_id(name)
     except HFValidationError:
-        return None
-    return _SMOLLM2.hub_id if name == _SMOLLM2.alias else name
+        return False
+    return True
 
 
 # --- the Hub ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import zoo
 from ..checkpoints.digest import checkpoint_facts
 from ..prompts import ChatTemplate, chat_template_of
+from .scrub import scrub
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class PairFacts:
     Attributes:
         drafter_sha256: As in `CheckpointFacts`; None for a drafter that lies in no folder.
         target_hub_id: None for a target that came from a folder.
+        target_folder: Where that one lies, home folders as `~`; None for one of the Hub.
         target_num_parameters: Each counted once, tied or not.
         target_num_bytes: Of these, as loaded.
         chat_template: Of the target's tokenizer.
@@ -25,6 +27,7 @@ class PairFacts:
 
     drafter_sha256: str | None
     target_hub_id: str | None
+    target_folder: str | None
     target_num_parameters: int
     target_num_bytes: int
     chat_template: ChatTemplate
@@ -42,10 +45,12 @@ def pair_facts(
     Raises:
         CheckpointFormatError: the drafter's weights are not there any more.
     """
+    local = Path(target_name).expanduser()
     parameters = list(target.parameters())
     return PairFacts(
         drafter_sha256=None if drafter_folder is None else checkpoint_facts(drafter_folder).sha256,
         target_hub_id=zoo.hub_id(target_name),
+        target_folder=scrub(str(local.resolve())) if local.is_dir() else None,
         target_num_parameters=sum(parameter.numel() for parameter in parameters),
         target_num_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         chat_template=chat_template_of(tokenizer),
