@@ -4,8 +4,8 @@ Plain batched generation runs on its dynamic and on its static cache, and the dr
 and without end tokens, so that all make the same number of tokens. Ratios are of total seconds over all batches of a
 repetition, the ways in a new order each time; the interval (95 %, Student) is over repetitions, so it says how well the
 machine was measured on these prompts, not how other prompts would do; with one repetition there is none (null in the
-JSON). A batch larger than the list of prompts repeats them, and so do further batches. The JSON holds the ratio of every
-way to every other, and the seconds behind them.
+JSON). A batch larger than the list of prompts repeats them, and so do further batches. The JSON holds the ratio of
+every way to every other, and the seconds behind them.
 
     python scripts/batch_speed.py --prompts prompts.jsonl --batch-size 1 --batch-size 4 --policy full --json speed.json
 """

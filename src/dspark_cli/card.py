@@ -28,15 +28,13 @@ def card_command(
         str | None, typer.Option("--license", help="As the Hub spells it, e.g. apache-2.0. Kept with the drafter.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; say whether the card is up to date.")] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Also a card that was written or changed by hand.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Even a card written or changed by hand.")] = False,
     debug: DebugOption = False,
 ) -> None:
     """Write a drafter's model card from its config, its measured reports and where they come from.
 
-    Reports lie in FOLDER/reports: `dspark train` and `dspark calibrate` put theirs there, --report adds others. What was
-    not measured is said to be so. Text of your own goes into FOLDER/notes.md.
+    Reports lie in FOLDER/reports: `dspark train` and `dspark calibrate` put theirs there, --report adds others. What
+    was not measured is said to be so. Text of your own goes into FOLDER/notes.md.
 
     Exit codes: 0 done, 1 --check found another card, 2 bad input.
     """

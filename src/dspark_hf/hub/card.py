@@ -16,7 +16,7 @@ from ..errors import ReportError
 from ..evaluation.report_files import KINDS, REPORTS_FOLDER
 from ..evaluation.scrub import scrub_any
 from . import card_facts as of_pair
-from .markdown import Safe, block, code, escape
+from .markdown import Safe, block, escape, prose
 from .metadata import metadata_block
 from .report_store import StoredReport, read_about, read_reports
 from .report_views import (
@@ -131,7 +131,7 @@ def _template() -> Template:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters["code"] = code
+    environment.filters["prose"] = prose
     return environment.from_string((Path(__file__).parent / "template.md").read_text(encoding="utf-8"))
 
 

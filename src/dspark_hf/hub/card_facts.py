@@ -42,19 +42,18 @@ class TargetFacts:
 
 
 def target_facts(reports: list[StoredReport], about: About, sha256: str) -> TargetFacts:
-    """From the first report that tells of the pair."""
-    for report in reports:
-        pair = own_pair(report, sha256)
-        if pair is not None:
-            template = pair.one("chat_template")
-            return TargetFacts(
-                hub_id=about.base_model or _hub_id(pair),
-                folder=pair.text("target_folder"),
-                num_parameters=pair.count("target_num_parameters"),
-                num_bytes=pair.count("target_num_bytes"),
-                dtype=report.fields.one("provenance").text("dtype"),
-                has_chat_template="sha256" not in template.content or template.text("sha256") is not None,
-            )
+    """From the first report that tells of the pair, one with sizes before one without."""
+    told = [(report, pair) for report in reports if (pair := own_pair(report, sha256)) is not None]
+    for report, pair in sorted(told, key=lambda one: one[1].count("target_num_parameters") is None):
+        template = pair.one("chat_template")
+        return TargetFacts(
+            hub_id=about.base_model or _hub_id(pair),
+            folder=pair.text("target_folder"),
+            num_parameters=pair.count("target_num_parameters"),
+            num_bytes=pair.count("target_num_bytes"),
+            dtype=report.fields.one("provenance").text("dtype"),
+            has_chat_template="sha256" not in template.content or template.text("sha256") is not None,
+        )
     return TargetFacts(about.base_model, None, None, None, None, True)
 
 

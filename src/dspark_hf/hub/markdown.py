@@ -11,8 +11,10 @@ from ..evaluation.scrub import scrub_any
 
 # Longer names are cut in running text and in tables; commands are never.
 MAX_NAME_LENGTH = 200
+MAX_PROSE_LENGTH = 4000
 
-_SPECIAL = re.compile(r"([\\`*_\[\]|~$#!])")
+# An underscore between letters starts and ends nothing.
+_SPECIAL = re.compile(r"([\\`*\[\]|~$#!]|(?<![^\W_])_|_(?![^\W_]))")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
@@ -22,13 +24,13 @@ class Safe(str):
     __slots__ = ()
 
 
-def escape(value: object) -> str:
+def escape(value: object, max_length: int = MAX_NAME_LENGTH) -> str:
     """Markdown that shows `value`, scrubbed, on one line: no markup, HTML, table cell, link or mention comes of it."""
     if isinstance(value, Safe):
         return value
     text = one_line(scrub_any(str(value)))
-    if len(text) > MAX_NAME_LENGTH:
-        text = f"{text[: MAX_NAME_LENGTH - 3]}..."
+    if len(text) > max_length:
+        text = f"{text[: max_length - 3]}..."
     text = _SPECIAL.sub(r"\\\1", text.translate(_ENTITIES))
     # Addresses that Markdown links without being asked; entities are no letters of an address.
     text = text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
@@ -36,18 +38,15 @@ def escape(value: object) -> str:
     return re.sub(r"^([-+=]|\d+(?=[.)]))", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", text)
 
 
+def prose(value: object) -> Safe:
+    """`escape` for sentences, which are longer than names."""
+    return Safe(escape(value, MAX_PROSE_LENGTH))
+
+
 def one_line(text: str) -> str:
     """`text` without line breaks, control characters and those that turn the direction of writing."""
     kept = (" " if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") else char for char in text)
     return " ".join("".join(kept).split())
-
-
-def code(value: object) -> Safe:
-    """A code span; not for tables, where a bar would end the cell."""
-    text = one_line(scrub_any(str(value))) or " "
-    fence = "`" * (_longest_run(text) + 1)
-    pad = " " if text.startswith("`") or text.endswith("`") else ""
-    return Safe(f"{fence}{pad}{text}{pad}{fence}")
 
 
 def block(lines: str | Iterable[str], language: str = "") -> Safe:

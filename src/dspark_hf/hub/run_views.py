@@ -100,14 +100,13 @@ def training_view(report: StoredReport) -> dict[str, Any]:
     runs = [*fields.many("earlier_runs"), fields]
     header = ["run", "sequences", "steps", "blocks", "sequences a step", "learning rate", "falls to 0 in the last, %"]
     header += ["seed", "hours", "device", "commit"]
-    last_start = runs[0].text("initial_drafter")
     return {
         "is_finished": fields.flag("is_finished"),
         "written_by_hand": fields.text("written_by_hand"),
         "about_data": fields.text("about_data"),
+        "about_compute": fields.text("about_compute"),
         "runs": table(header, [_run_row(i, run) for i, run in enumerate(runs, start=1)]),
-        "num_runs": len(runs),
-        "starts_from": last_start,
+        "starts_from": runs[0].text("initial_drafter"),
         "data": _data_table(runs),
         "figure": report.figure,
     }
@@ -122,7 +121,7 @@ def _run_row(index: int, run: Fields) -> list[object]:
         count(run.count("num_steps")),
         count(run.count("num_anchors")),
         count(settings.count("batch_size")),
-        Safe("default" if rate is None else f"{rate:g}"),
+        Safe("-" if rate is None else f"{rate:g}"),
         percent(settings.number("decay_fraction"), 0),
         count(settings.count("seed")),
         number(None if seconds is None else seconds / 3600),

@@ -116,7 +116,7 @@ def _report(run: CompletedSteps, metrics: dict[str, float]) -> dict[str, Any]:
         "spent_s": run.spent_s,
         "device_hours": run.spent_s * trainer.args.world_size / 3600,
         "cpu_threads": torch.get_num_threads() if trainer.args.device.type == "cpu" else None,
-        "settings": request.must_not_change(),
+        "settings": request.must_not_change() | {"learning_rate": trainer.args.learning_rate},
         "metrics": metrics,
         "history": trainer.state.log_history,
     }

@@ -264,6 +264,7 @@ def test_rows_hold_what_training_reads(target, tmp_path):
     settings = json.loads(settings_path(output).read_text())
     assert settings["identity"]["max_new_tokens"] == 6
     assert {"torch", "transformers", "dspark_hf"} <= set(settings["runs"][0]["versions"])
+    assert settings["runs"][0]["chat_template"] == {"sha256": None, "thinking": "absent"}
     assert str(tmp_path) not in settings_path(output).read_text()
 
 
