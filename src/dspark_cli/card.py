@@ -55,7 +55,7 @@ def card_command(
             write_card(path, text, replace=replace)
             typer.echo(f"card  {path}")
             return
-        is_current = path.is_file() and path.read_text(encoding="utf-8") == text
+        is_current = path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text
     if not is_current:
         typer.echo(f"{path} is not what `dspark card` writes; run it without --check", err=True)
         raise typer.Exit(EXIT_DIFFERENT)

@@ -123,9 +123,8 @@ def chat_template_of(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
 
 
 def _applied(tokenizer: PreTrainedTokenizerBase, **options: bool) -> str:
-    messages = [{"role": "user", "content": "a"}]
-    text: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
-    return str(text)
+    apply: Any = tokenizer.apply_chat_template  # options of the template are any keyword
+    return str(apply([{"role": "user", "content": "a"}], add_generation_prompt=True, tokenize=False, **options))
 
 
 def _parse_prompts(text: str, path: Path) -> list[Prompt]:

@@ -198,7 +198,7 @@ def hub_id(name: str) -> str | None:
 def is_hub_id(name: str) -> bool:
     """Whether a name has the form of a repository's id."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, and not in __all__
 
     try:
         validate_repo_id(name)

@@ -19,7 +19,7 @@ from .._machine import dtype_name as dtype_name
 from .._machine import write_json as write_json
 from .._version import __version__
 from .scrub import scrub as scrub
-from .scrub import scrub_all
+from .scrub import scrub_all, scrub_arguments
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def collect_provenance(
     program, *arguments = sys.argv if argv is None else argv
     commit, is_dirty = _git_state(Path(__file__).parent)
     return Provenance(
-        command=scrub(shlex.join([Path(program).name, *arguments])),
+        command=shlex.join([scrub(Path(program).name), *scrub_arguments(arguments)]),
         date_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={
             "dspark_hf": __version__,

@@ -3,9 +3,11 @@
 import getpass
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
-SECRET = "[secret]"
+# A plain word: a command in which it stands needs no other quotes than before.
+SECRET = "REDACTED"
 
 # A word of a shell line, quoted parts included.
 _WORD = r"(?:'[^']*'|\"[^\"]*\"|\\.|[^\s'\"\\])+"
@@ -17,7 +19,7 @@ _SECRET_NAME = (
 
 _SECRETS = [
     # Known shapes: Hugging Face, OpenAI and Anthropic, GitHub, AWS, Slack, JSON web tokens.
-    (r"hf_[A-Za-z0-9]{8,}", SECRET),
+    (r"(?<!\w)hf_[A-Za-z0-9]{8,}|hf_[A-Za-z0-9]{30,}", SECRET),
     (r"\bsk-[A-Za-z0-9_-]{8,}", SECRET),
     (r"gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}", SECRET),
     (r"\b(?:AKIA|ASIA)[0-9A-Z]{12,}", SECRET),
@@ -25,9 +27,9 @@ _SECRETS = [
     (r"\beyJ[\w-]+\.[\w-]+\.[\w-]*", SECRET),
     (rf"(?i)\b(bearer|authorization:\s*\w+)\s+{_WORD}", rf"\1 {SECRET}"),
     # User and password of a URL.
-    (r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s'\"]*@", rf"\1{SECRET}@"),
+    (r"(?i)\b([a-z][a-z0-9+.-]{0,20}://)[^/\s'\"]*@", rf"\1{SECRET}@"),
     # KEY=value, "key": "value", --key=value
-    (rf"(?i)({_SECRET_NAME}['\"]?\s*[=:]\s*){_WORD}", rf"\1{SECRET}"),
+    (rf"(?i)(?<![\w.-])({_SECRET_NAME}['\"]?\s*[=:]\s*){_WORD}", rf"\1{SECRET}"),
     # --key value
     (rf"(?i)(?<![\w-])(--?{_SECRET_NAME}\s+)(?!-){_WORD}", rf"\1{SECRET}"),
 ]
@@ -45,13 +47,13 @@ _COMMON_USERS = frozenset({"root", "user", "admin", "ubuntu", "runner", "test", 
 def scrub(text: str) -> str:
     """`text` without secrets, home folders and this user's name, for what leaves the machine.
 
-    Secrets become `[secret]`: tokens of known shapes, values of names like `API_KEY` or `--token`, credentials in
+    Secrets become `REDACTED`: tokens of known shapes, values of names like `API_KEY` or `--token`, credentials in
     URLs. Home folders of any user become `~`. This user's name, where it is part of a path or of an address, becomes
     `USER`.
     """
     own = os.path.expanduser("~")
     if len(own) > 1:  # a home of "/" would match every path
-        text = re.sub(rf"{re.escape(own)}(?![^/\\\s'\":,;)])", "~", text)
+        text = re.sub(rf"(?<![\w.~-]){re.escape(own)}(?![^/\\\s'\":,;)])", "~", text)
     return _without_user(scrub_any(text))
 
 
@@ -62,6 +64,18 @@ def scrub_any(text: str) -> str:
     for pattern in _ANY_HOMES:
         text = re.sub(pattern, "~", text)
     return text
+
+
+def scrub_arguments(arguments: Sequence[str]) -> list[str]:
+    """`scrub` for the arguments of a command, where what belongs to a secret's name needs no guess."""
+    scrubbed = []
+    is_value = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        is_name = not is_value and re.fullmatch(_SECRET_NAME, name, re.IGNORECASE) is not None
+        scrubbed.append(SECRET if is_value else f"{name}={SECRET}" if is_name and equals else scrub(argument))
+        is_value = is_name and not equals and argument.startswith("-")
+    return scrubbed
 
 
 def scrub_all(content: Any) -> Any:

@@ -16,8 +16,9 @@ from ..errors import ReportError
 from ..evaluation.report_files import KINDS, REPORTS_FOLDER
 from ..evaluation.scrub import scrub_any
 from . import card_facts as of_pair
-from .markdown import Safe, block, escape, prose
+from .markdown import MAX_READ_LENGTH, Safe, block, escape, prose
 from .metadata import metadata_block
+from .numbers import count
 from .report_store import StoredReport, read_about, read_reports
 from .report_views import (
     batches_view,
@@ -95,7 +96,7 @@ def render_card(folder: Path, *, repo_id: str | None = None, reports_at: str = R
         "target_was_measured": target.num_parameters is not None,
         "cache_bytes": of_pair.cache_bytes_per_token(config),
         "sources": sources_table(shown) if shown else None,
-        "commands": block([scrub_any(command) for command in commands], "bash") if commands else None,
+        "commands": block([scrub_any(command[:MAX_READ_LENGTH]) for command in commands], "bash") if commands else None,
         "not_shown": not_shown,
         "notes": of_pair.read_notes(folder),
         "reports_at": Safe(reports_at),
@@ -131,7 +132,7 @@ def _template() -> Template:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters["prose"] = prose
+    environment.filters |= {"prose": prose, "count": count}
     return environment.from_string((Path(__file__).parent / "template.md").read_text(encoding="utf-8"))
 
 

@@ -103,9 +103,8 @@ def _prompt(target: TargetFacts) -> list[str]:
         return ['inputs = tokenizer("What is 17 plus 25? Answer:", return_tensors="pt")']
     return [
         'messages = [{"role": "user", "content": "What is 17 plus 25? Explain."}]',
-        "inputs = tokenizer.apply_chat_template(",
-        '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
-        ")",
+        "inputs = tokenizer.apply_chat_template("
+        'messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)',
     ]
 
 

@@ -12,9 +12,12 @@ from ..evaluation.scrub import scrub_any
 # Longer names are cut in running text and in tables; commands are never.
 MAX_NAME_LENGTH = 200
 MAX_PROSE_LENGTH = 4000
+# Of a text that may be megabytes long, no more is looked at.
+MAX_READ_LENGTH = 20_000
 
 # An underscore between letters starts and ends nothing.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#!]|(?<![^\W_])_|_(?![^\W_]))")
+_BLOCK_START = re.compile(r"^(?:[-=](?=[-= ]*$)|[-+](?= |$)|\d+(?=[.)](?: |$)))")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
@@ -28,14 +31,14 @@ def escape(value: object, max_length: int = MAX_NAME_LENGTH) -> str:
     """Markdown that shows `value`, scrubbed, on one line: no markup, HTML, table cell, link or mention comes of it."""
     if isinstance(value, Safe):
         return value
-    text = one_line(scrub_any(str(value)))
+    text = one_line(scrub_any(str(value)[:MAX_READ_LENGTH]))
     if len(text) > max_length:
         text = f"{text[: max_length - 3]}..."
     text = _SPECIAL.sub(r"\\\1", text.translate(_ENTITIES))
     # Addresses that Markdown links without being asked; entities are no letters of an address.
     text = text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
     # What would be a list, a heading or a rule at the start of a line.
-    return re.sub(r"^([-+=]|\d+(?=[.)]))", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", text)
+    return _BLOCK_START.sub(lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", text)
 
 
 def prose(value: object) -> Safe:

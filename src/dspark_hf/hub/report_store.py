@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import zoo
 from ..checkpoints.digest import checkpoint_facts
 from ..configuration_dspark import DSparkConfig
 from ..errors import ReportError
@@ -164,9 +165,7 @@ def keep_about(folder: Path, about: About) -> None:
 
 
 def _checked(about: About) -> About:
-    from ..zoo import is_hub_id
-
-    if about.base_model is not None and not is_hub_id(about.base_model):
+    if about.base_model is not None and not zoo.is_hub_id(about.base_model):
         raise ReportError(f"base_model must be a Hub id (owner/name), got {about.base_model!r}; pass the target's")
     if about.license is not None and not _LICENSE.fullmatch(about.license):
         raise ReportError(f"license must be an identifier of the Hub, like apache-2.0 or other, got {about.license!r}")

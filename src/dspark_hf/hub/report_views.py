@@ -85,15 +85,9 @@ def speed_view(report: StoredReport) -> dict[str, Any]:
     """Speed over plain generation, by data set, and where the time goes."""
     fields = report.fields
     settings = fields.one("settings")
-    rows: list[list[object]] = [
-        [name, found.one("speed_ratio").count("n"), estimate(found.one("speed_ratio"), unit="x")]
-        + [estimate(found.one("tau"))]
-        for name, found in fields.named("domains").items()
-    ]
     ratio = fields.one("speed_ratio")
-    rows.append(
-        [bold("all, pooled"), ratio.count("n") or DASH, bold(estimate(ratio, unit="x")), estimate(fields.one("tau"))]
-    )
+    rows = [_speed_row(name, found) for name, found in fields.named("domains").items()]
+    rows.append([bold(cell) for cell in _speed_row("all, pooled", fields)])
     stages = {stage.text("stage") or "": stage for stage in fields.many("stages")}
     return {
         "name": report.name,
@@ -111,6 +105,11 @@ def speed_view(report: StoredReport) -> dict[str, Any]:
         "draft_over_verify": _ratio(stages, "draft", "verify"),
         **_circumstances(fields),
     }
+
+
+def _speed_row(name: str, found: Fields) -> list[object]:
+    ratio = found.one("speed_ratio")
+    return [name, count(ratio.count("n")), estimate(ratio, unit="x"), estimate(found.one("tau"))]
 
 
 def speed_metrics(report: StoredReport) -> list[Metric]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .. import zoo
 from ..configuration_dspark import DSparkConfig
 from .fields import Fields
 from .markdown import Safe, table
@@ -155,7 +156,7 @@ def hub_datasets(reports: list[StoredReport]) -> list[str]:
     runs = [run for r in reports if r.kind == "training" for run in [*r.fields.many("earlier_runs"), r.fields]]
     sources = [source for run in runs for data in run.many("data") for source in data.many("prompt_sources")]
     names = [(source.text("name") or "").partition(":")[0] for source in sources if source.flag("is_on_hub")]
-    return list(dict.fromkeys(filter(None, names)))
+    return list(dict.fromkeys(filter(zoo.is_hub_id, names)))
 
 
 def template_of(fields: Fields) -> str:
@@ -179,7 +180,7 @@ def sources_table(reports: list[StoredReport]) -> Safe:
                 provenance.text("dtype") or NOT_RECORDED,
                 ", ".join(f"{name} {versions.text(name)}" for name in versions.content) or NOT_RECORDED,
                 commit_of(provenance),
-                (provenance.text("date_utc") or NOT_RECORDED)[:10],
+                (provenance.text("date_utc") or "")[:10] or NOT_RECORDED,
             ]
         )
     return table(["report", "device", "dtype", "versions", "commit", "date"], rows)

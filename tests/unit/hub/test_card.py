@@ -135,9 +135,9 @@ def test_without_reports_a_card_has_no_number_that_was_not_read_from_the_drafter
     assert card_facts.PLACEHOLDER in program(text)
     body = text.split("## Accepted length")[1].split("## Citation")[0]
     facts = checkpoint_facts(bare)
-    allowed = {"95", "61", "16", f"{facts.num_bytes / 1e6:.1f}", f"{facts.num_parameters / 1e6:.1f}", "128"}
+    allowed = {"16", f"{facts.num_bytes / 1e6:.1f}", f"{facts.num_parameters / 1e6:.1f}"}
     allowed.add(str(card_facts.cache_bytes_per_token(dspark_hf.DSparkConfig.from_pretrained(bare))))
-    assert set(re.findall(r"\d+(?:\.\d+)?", body)) <= allowed
+    assert set(re.findall(r"\b\d+(?:\.\d+)?", body)) <= allowed
 
 
 def test_what_only_the_config_notes_of_a_calibration_is_said_to_be_so(own):
@@ -444,7 +444,7 @@ def test_metadata_that_the_hub_would_not_take(bare, about, message):
 def test_a_card_needs_a_drafter_and_a_hub_id(bare, tmp_path):
     with pytest.raises(ReportError, match="repo_id must be a Hub id .owner/name., got 'a/b/c'"):
         render_card(bare, repo_id="a/b/c")
-    with pytest.raises(CheckpointFormatError, match="no config.json"):
+    with pytest.raises(CheckpointFormatError, match="is not a folder; pass a drafter's folder"):
         render_card(tmp_path / "nothing")
     (bare / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(CheckpointFormatError, match="cannot be read"):

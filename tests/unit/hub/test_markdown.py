@@ -4,7 +4,7 @@ import ast
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -14,6 +14,7 @@ from dspark_hf.hub.markdown import MAX_NAME_LENGTH, Safe, block, escape, one_lin
 from dspark_hf.hub.metadata import metadata_block
 from dspark_hf.hub.report_views import Metric
 
+QUICK = settings(deadline=None, max_examples=60)  # a busy machine is no failure
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 ATTACKS = [
     "a `code` b",
@@ -48,6 +49,7 @@ def plain_text(markdown):
     return "".join(child.content for child in inline.children)
 
 
+@QUICK
 @given(texts.filter(lambda text: one_line(text)))
 def test_escaped_text_is_the_text_and_nothing_else(text):
     assert plain_text(escape(text)) == one_line(scrub_any(text))[:MAX_NAME_LENGTH]
@@ -59,6 +61,7 @@ def test_the_check_of_escaped_text_can_fail(attack):
         plain_text(attack)
 
 
+@QUICK
 @given(st.lists(st.lists(texts, min_size=2, max_size=2), min_size=1, max_size=3))
 def test_a_table_has_the_cells_it_was_given(rows):
     tokens = MARKDOWN.parse(table(["a", "b"], rows))
@@ -69,6 +72,7 @@ def test_a_table_has_the_cells_it_was_given(rows):
     assert shown == [one_line(scrub_any(cell))[:MAX_NAME_LENGTH] for row in rows for cell in row]
 
 
+@QUICK
 @given(texts)
 def test_a_block_of_code_holds_its_text(text):
     lines = [part for part in text.splitlines() if part.isprintable()]
@@ -92,11 +96,13 @@ def test_addresses_do_not_become_links():
         assert address not in escape(address)
 
 
+@QUICK
 @given(texts)
 def test_names_in_python_are_literals(text):
     assert ast.literal_eval(_literal(text)) == one_line(scrub_any(text))
 
 
+@QUICK
 @given(texts)
 def test_metadata_is_one_block_with_the_fields_we_set(text):
     metric = Metric(text, "accepted_length", text, 2.5, {"device": text})
