@@ -78,7 +78,17 @@ def evaluation_report(sha256: str, **changes) -> dict:
         "target": "org/tiny-target",
         "provenance": provenance(),
         "num_texts": {"0": 40, "1": 40},
-        "sources": [AnswerFacts("eval.jsonl", "org/tiny-target", [0.0], 128, [TEMPLATE], [PromptSource("x", False)])],
+        "sources": [
+            AnswerFacts(
+                "eval.jsonl",
+                "org/tiny-target",
+                [0.0],
+                128,
+                [TEMPLATE],
+                [PromptSource("x", False)],
+                ["dspark train data x"],
+            )
+        ],
         "pairs": {"other": pair("f" * 64), "mine": pair(sha256)},
         "scores": [DrafterScore("other", 0.0, {"all": estimate(9.75)}, estimate(9.75), [], [], []), *scores],
         "differences": [],
@@ -145,7 +155,7 @@ def calibration_report(sha256: str, mode: str = "greedy", **changes) -> dict:
 def training_report(sha256: str, **changes) -> dict:
     """As `training/outcome.py` writes it; the training command's own test renders a real one."""
     sources = [PromptSource("org/prompts:main", True), PromptSource("mine.jsonl", False)]
-    data = AnswerFacts("answers.jsonl", "org/tiny-target", [0.0, 1.0], 256, [TEMPLATE], sources)
+    data = AnswerFacts("answers.jsonl", "org/tiny-target", [0.0, 1.0], 256, [TEMPLATE], sources, None)
     known = {
         "kind": "training",
         "is_finished": True,

@@ -146,6 +146,7 @@ def test_answers_tell_how_they_were_made(tmp_path):
     path.write_text("{}\n")
     run = {
         "target_name": "org/target",
+        "command": "dspark train data --prompts org/data",
         "chat_template": {"sha256": "a", "thinking": "on"},
         "prompt_sources": [{"name": "org/data", "is_on_hub": True}],
     }
@@ -159,11 +160,12 @@ def test_answers_tell_how_they_were_made(tmp_path):
         64,
         [ChatTemplate("a", "on")],
         [answer_facts.PromptSource("org/data", True)],
+        ["dspark train data --prompts org/data"],
     )
     content["runs"].append({"target_name": "org/target"})  # of an older release
     settings_path(path).write_text(json.dumps(content))
     (found,) = answer_facts.answer_facts([path])
-    assert found.chat_templates is None and found.prompt_sources is None
+    assert (found.chat_templates, found.prompt_sources, found.commands) == (None, None, None)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"identity": 3, "runs": []}', '{"identity": {}, "runs": []}'])
@@ -171,7 +173,7 @@ def test_answers_from_elsewhere_tell_nothing(tmp_path, content):
     path = tmp_path / "answers.jsonl"
     path.write_text("{}\n")
     settings_path(path).write_text(content)
-    assert answer_facts.answer_facts([path]) == [answer_facts.AnswerFacts(path.name, *[None] * 5)]
+    assert answer_facts.answer_facts([path]) == [answer_facts.AnswerFacts(path.name, *[None] * 6)]
 
 
 def test_sources_are_named_without_their_folders(tmp_path, monkeypatch):

@@ -60,10 +60,9 @@ def collect_provenance(
     argv: Sequence[str] | None = None,
 ) -> Provenance:
     """Provenance of a measurement made by this process."""
-    program, *arguments = sys.argv if argv is None else argv
     commit, is_dirty = _git_state(Path(__file__).parent)
     return Provenance(
-        command=shlex.join([scrub(Path(program).name), *scrub_arguments(arguments)]),
+        command=command_line(argv),
         date_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={
             "dspark_hf": __version__,
@@ -79,6 +78,12 @@ def collect_provenance(
         seed=seed,
         n=n,
     )
+
+
+def command_line(argv: Sequence[str] | None = None) -> str:
+    """This process's command, or another one, scrubbed."""
+    program, *arguments = sys.argv if argv is None else argv
+    return shlex.join([scrub(Path(program).name), *scrub_arguments(arguments)])
 
 
 def write_report(path: Path, content: dict[str, Any]) -> None:

@@ -87,6 +87,12 @@ class Fields:
         self._require(all(is_number(value) for value in values), name, values, "a list of finite numbers")
         return values
 
+    def texts(self, name: str) -> list[str]:
+        """A list of strings; an empty one where it is absent."""
+        values = self._list(name)
+        self._require(all(isinstance(value, str) for value in values), name, values, "a list of texts")
+        return values
+
     def _list(self, name: str) -> list[Any]:
         value = self.content.get(name)
         self._require(value is None or isinstance(value, list), name, value, "a list")

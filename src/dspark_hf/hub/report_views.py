@@ -31,8 +31,9 @@ def evaluation_view(report: StoredReport, sha256: str) -> dict[str, Any]:
         rows.append([name, _same([one.count("n") for one in each]), *map(estimate, each)])
     pooled = [score.named("tau").get("all", Fields({}, report.name)) for score in scores]
     rows.append([bold("all, pooled"), _same([one.count("n") for one in pooled]), *(map(bold, map(estimate, pooled)))])
-    if len(domains) > 1:
-        rows.append([Safe("mean of data sets"), DASH, *(estimate(score.one("mean_tau")) for score in scores)])
+    means = [estimate(score.one("mean_tau")) for score in scores]
+    if len(domains) > 1 and set(means) != {DASH}:
+        rows.append(["mean of data sets", DASH, *means])
     sources = report.fields.many("sources")
     limits = {limit for source in sources if (limit := source.count("max_new_tokens")) is not None}
     return {
@@ -93,7 +94,7 @@ def speed_view(report: StoredReport) -> dict[str, Any]:
         "name": report.name,
         "mode": mode_name(settings.number("temperature")),
         "max_new_tokens": count(settings.count("max_new_tokens")),
-        "policy": fields.text("policy"),
+        "policy": fields.text("policy") or "not recorded",
         "num_draft_tokens": count(fields.count("num_draft_tokens")),
         "num_prompts": count(ratio.count("n")),
         "num_planned": None if fields.flag("is_complete") in (True, None) else count(fields.count("num_planned")),
@@ -165,6 +166,7 @@ def batches_view(report: StoredReport) -> dict[str, Any]:
 def _circumstances(fields: Fields) -> dict[str, Any]:
     provenance = fields.one("provenance")
     return {
+        "written_by_hand": fields.text("written_by_hand"),
         "device": provenance.text("device") or "a device that was not recorded",
         "dtype": provenance.text("dtype") or "dtype not recorded",
         "num_threads": provenance.count("num_threads"),

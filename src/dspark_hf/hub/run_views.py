@@ -60,6 +60,7 @@ def calibration_view(report: StoredReport, name: str) -> dict[str, Any]:
         "ece_floor": percent(mode.number("mean_ece_floor"), 2),
         "table": table(header, rows),
         "figure": report.figure,
+        "written_by_hand": report.fields.text("written_by_hand"),
     }
 
 
@@ -187,9 +188,13 @@ def sources_table(reports: list[StoredReport]) -> Safe:
 
 
 def commands_of(reports: list[StoredReport]) -> list[str]:
-    """Every command that a report says it came from, once, training first."""
-    every = [[*report.fields.many("earlier_runs"), report.fields] for report in reports]
-    found = [one.one("provenance").text("command") for runs in every for one in runs]
+    """Every command that a report came from, once, training first; those that made its texts stand before it."""
+    every = [one for report in reports for one in [*report.fields.many("earlier_runs"), report.fields]]
+    found = []
+    for one in every:
+        for answers in [*one.many("data"), *one.many("sources")]:
+            found += answers.texts("commands")
+        found.append(one.one("provenance").text("command"))
     return list(dict.fromkeys(filter(None, found)))
 
 
@@ -198,7 +203,9 @@ def device_of(provenance: Fields) -> str:
     device, threads = provenance.text("device"), provenance.count("num_threads")
     if device is None:
         return NOT_RECORDED
-    return f"{device}, {threads} threads" if device.startswith("cpu") and threads is not None else device
+    if not device.startswith("cpu") or threads is None:
+        return device
+    return f"{device}, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def commit_of(provenance: Fields) -> str:

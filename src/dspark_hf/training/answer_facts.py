@@ -33,6 +33,7 @@ class AnswerFacts:
         max_new_tokens: Most tokens of an answer.
         chat_templates: Of all runs that made the answers, without repetition.
         prompt_sources: Likewise.
+        commands: Likewise; of processes that were no commands of ours too.
     """
 
     file: str
@@ -41,6 +42,7 @@ class AnswerFacts:
     max_new_tokens: int | None
     chat_templates: list[ChatTemplate] | None
     prompt_sources: list[PromptSource] | None
+    commands: list[str] | None
 
 
 def prompt_source(source: str | Path) -> PromptSource:
@@ -63,6 +65,7 @@ def _facts_of(path: Path) -> AnswerFacts:
         content = json.loads(settings_path(path).read_text(encoding="utf-8"))
         identity, runs = dict(content["identity"]), [dict(run) for run in content["runs"]]
         templates = _without_repetition([run.get("chat_template") for run in runs])
+        commands = _without_repetition([run.get("command") for run in runs])
         sources = _without_repetition([source for run in runs for source in run.get("prompt_sources") or [None]])
         return AnswerFacts(
             file=path.name,
@@ -71,9 +74,10 @@ def _facts_of(path: Path) -> AnswerFacts:
             max_new_tokens=identity.get("max_new_tokens"),
             chat_templates=None if None in templates else [ChatTemplate(**one) for one in templates],
             prompt_sources=None if None in sources else [PromptSource(**one) for one in sources],
+            commands=None if None in commands else commands,
         )
     except (OSError, ValueError, KeyError, TypeError, IndexError):  # answers from elsewhere have no such file
-        return AnswerFacts(path.name, None, None, None, None, None)
+        return AnswerFacts(path.name, None, None, None, None, None, None)
 
 
 def _without_repetition(values: list[Any]) -> list[Any]:

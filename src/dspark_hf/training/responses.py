@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from .._compat import TargetModel
 from .._version import __version__
 from ..errors import TrainingDataError
+from ..evaluation.provenance import command_line
 from ..prompts import Prompt, chat_template_of, encode_prompt
 from .answer_facts import prompt_source
 from .answering import AnswerRequest, answer_requests, answer_seed, stop_token_ids
@@ -252,6 +253,7 @@ def _run_facts(
         "num_threads": torch.get_num_threads(),
         "batch_size": settings.batch_size,
         "max_prompt_tokens": settings.max_prompt_tokens,
+        "command": command_line(),
         "chat_template": asdict(chat_template_of(tokenizer)),
         "prompt_sources": None if prompt_sources is None else [asdict(prompt_source(one)) for one in prompt_sources],
     }

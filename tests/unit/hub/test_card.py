@@ -94,6 +94,7 @@ def test_a_card_has_its_parts_in_order_and_starts_with_a_program(whole):
         "thinking",
         "| parameters | 0.0 M | 1.0 M |",
         "Drafting takes 25.0 % of the time",
+        "dspark train data x\ndspark eval --texts eval.jsonl\n",
         "dspark compare --prompts-file speed.jsonl",
         "| evaluation | cpu: AMD EPYC 9B14, 2 threads | bfloat16 | dspark_hf 0.1.0, torch 2.13.0 | aaaaaaa | 2026",
         "arXiv:2607.05147",
@@ -496,3 +497,11 @@ def test_a_card_that_was_changed_by_hand_is_not_lost(bare, tmp_path):
 def test_where_a_card_finds_the_reports(tmp_path):
     assert reports_address(tmp_path / "a b" / "c", tmp_path / "cards" / "x.md") == "../a%20b/c/reports"
     assert reports_address(tmp_path, tmp_path / "README.md") == "reports"
+
+
+@pytest.mark.parametrize("name", ["evaluation", "speed", "batches", "calibration-greedy"])
+def test_numbers_that_were_written_down_by_hand_are_said_to_be_so(own, name):
+    path = own / "reports" / f"{name}.json"
+    assert "written down by hand" not in render_card(own)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"written_by_hand": "copied"}))
+    assert render_card(own).count("These numbers were written down by hand: copied.") == 1
