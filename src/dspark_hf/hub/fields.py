@@ -81,10 +81,11 @@ class Fields:
         """An object of objects; an empty one where it is absent."""
         return {key: self.one(name).one(key) for key in self.one(name).content}
 
-    def numbers(self, name: str) -> list[float]:
-        """A list of finite numbers; an empty one where it is absent."""
+    def numbers(self, name: str) -> list[float | None]:
+        """A list of finite numbers, null for one that is undefined; an empty list where it is absent."""
         values = self._list(name)
-        self._require(all(is_number(value) for value in values), name, values, "a list of finite numbers")
+        holds = all(value is None or is_number(value) for value in values)
+        self._require(holds, name, values, "a list of finite numbers")
         return values
 
     def texts(self, name: str) -> list[str]:

@@ -39,8 +39,8 @@ def estimate(fields: Fields, digits: int = 2, scale: float = 1.0, unit: str = ""
     return Safe(text)
 
 
-def at(values: Sequence[float], index: int) -> float | None:
-    """An entry, or None behind the end."""
+def at(values: Sequence[float | None], index: int) -> float | None:
+    """An entry; None behind the end."""
     return values[index] if index < len(values) else None
 
 

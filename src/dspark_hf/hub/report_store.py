@@ -179,8 +179,8 @@ def calibration_entry(mode: Fields) -> dict[str, Any]:
     """What `DSparkConfig.calibration` holds after the fit that a report's mode tells of, as far as it says so."""
     platt = mode.content.get("platt")
     return {
-        "temperatures": [round(value, 6) for value in mode.numbers("temperatures")],
-        "platt": None if platt is None else [[round(x, 6) for x in pair] for pair in _pairs(mode, platt)],
+        "temperatures": _rounded(mode.numbers("temperatures")),
+        "platt": None if platt is None else [_rounded(pair) for pair in _pairs(mode, platt)],
     }
 
 
@@ -190,7 +190,11 @@ def is_in_config(config: DSparkConfig, name: str, mode: Fields) -> bool:
     return entry is not None and all(entry.get(key) == value for key, value in calibration_entry(mode).items())
 
 
-def _pairs(mode: Fields, platt: Any) -> list[list[float]]:
+def _rounded(values: list[float | None]) -> list[float | None]:
+    return [None if value is None else round(value, 6) for value in values]
+
+
+def _pairs(mode: Fields, platt: Any) -> list[list[float | None]]:
     if not isinstance(platt, list):
         mode.numbers("platt")
     return [Fields({"platt": pair}, mode.where).numbers("platt") for pair in platt]

@@ -141,7 +141,7 @@ def _data_table(runs: list[Fields]) -> Safe | None:
         row = [
             source.text("file") or NOT_RECORDED,
             source.text("target") or NOT_RECORDED,
-            ", ".join(f"{value:g}" for value in temperatures) or NOT_RECORDED,
+            ", ".join(f"{value:g}" for value in temperatures if value is not None) or NOT_RECORDED,
             source.count("max_new_tokens") or NOT_RECORDED,
             ", ".join(prompts) or NOT_RECORDED,
             "; ".join(template_of(one) for one in templates) or NOT_RECORDED,
@@ -190,7 +190,7 @@ def sources_table(reports: list[StoredReport]) -> Safe:
 def commands_of(reports: list[StoredReport]) -> list[str]:
     """Every command that a report came from, once, training first; those that made its texts stand before it."""
     every = [one for report in reports for one in [*report.fields.many("earlier_runs"), report.fields]]
-    found = []
+    found: list[str | None] = []
     for one in every:
         for answers in [*one.many("data"), *one.many("sources")]:
             found += answers.texts("commands")

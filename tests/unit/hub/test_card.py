@@ -325,7 +325,7 @@ def test_a_field_of_the_wrong_kind_is_named(own, change, message):
 def test_lists_of_numbers_hold_numbers(own):
     path = own / "reports" / "evaluation.json"
     report = json.loads(path.read_text())
-    report["scores"][1]["conditional_acceptance"] = [0.5, None]
+    report["scores"][1]["conditional_acceptance"] = [0.5, "x"]
     path.write_text(json.dumps(report))
     with pytest.raises(ReportError, match="conditional_acceptance must be a list of finite numbers"):
         render_card(own)
@@ -505,3 +505,13 @@ def test_numbers_that_were_written_down_by_hand_are_said_to_be_so(own, name):
     assert "written down by hand" not in render_card(own)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"written_by_hand": "copied"}))
     assert render_card(own).count("These numbers were written down by hand: copied.") == 1
+
+
+def test_what_is_undefined_is_a_dash(own):
+    path = own / "reports" / "evaluation.json"
+    report = json.loads(path.read_text())
+    report["scores"][1]["conditional_acceptance"] = [0.75, None]
+    report["scores"][1]["tau"]["gsm8k"] = {"value": None, "low": None, "high": None, "n": 20}
+    path.write_text(json.dumps(report))
+    text = render_card(own)
+    assert "| conditional acceptance, greedy | 0.750 | - |" in text and "| gsm8k | 20 | - | 2.50 (" in text
