@@ -23,7 +23,8 @@ from scipy.stats import t as student
 from tqdm.auto import tqdm
 
 from dspark_hf import record_speculation, zoo
-from dspark_hf.evaluation.provenance import check_can_write, collect_provenance, scrub_home, write_json
+from dspark_hf.evaluation.identity import pair_facts
+from dspark_hf.evaluation.provenance import check_can_write, collect_provenance, write_report
 from dspark_hf.prompts import encode_prompt, load_prompts, quickstart_prompts
 from dspark_hf.training.answering import pad_left
 
@@ -79,13 +80,15 @@ def main() -> None:
         for row in rows[-len(ways) :]:
             print(_line(row), flush=True)
     if arguments.json is not None:
-        settings = {key: scrub_home(str(value)) for key, value in vars(arguments).items()}
         content = {
-            "settings": settings,
+            "kind": "batches",
+            "target": TARGET,
+            "settings": {key: str(value) for key, value in vars(arguments).items()},
+            "pair": asdict(pair_facts(TARGET, target, tokenizer, zoo.bundled_drafter(TARGET))),
             "provenance": asdict(collect_provenance(target.device, target.dtype, seed=0, n=arguments.repetitions)),
             "rows": rows,
         }
-        write_json(arguments.json, content)
+        write_report(arguments.json, content)
 
 
 def _measured(

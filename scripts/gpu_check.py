@@ -34,7 +34,7 @@ from dspark_hf import DSparkConfig, record_speculation  # noqa: E402
 from dspark_hf.decoding import batch, loop, report  # noqa: E402
 from dspark_hf.decoding.accept import accept, accepted_lengths, expected_tau  # noqa: E402
 from dspark_hf.decoding.types import Acceptance  # noqa: E402
-from dspark_hf.evaluation.provenance import collect_provenance, scrub_home, write_json  # noqa: E402
+from dspark_hf.evaluation.provenance import collect_provenance, scrub, write_json  # noqa: E402
 
 # Figure 2 of arXiv 2607.05147, DSpark on Qwen3-4B, read from the coordinates of its vector graphics: probability that
 # draft k is accepted if all before it were, k = 1 to 7.
@@ -276,7 +276,7 @@ class Record:
         self._head = {
             "provenance": asdict(provenance),
             "settings": {
-                key: scrub_home(str(value)) if key == "output" else value for key, value in vars(arguments).items()
+                key: scrub(str(value)) if key == "output" else value for key, value in vars(arguments).items()
             },
             "target": {key: getattr(check.target.config, key) for key in QWEN3_4B},
             "planted_acceptance": ACCEPTANCE[arguments.domain],

@@ -300,6 +300,7 @@ write_results() {
   local file
   for file in "$WORK"/*.log; do tr '\r' '\n' <"$file" | tail -c 200000 >"$results/${file##*/}"; done
   find "$drafter" -maxdepth 1 -type f ! -name model.safetensors -exec cp {} "$results/drafter/" \; 2>/dev/null
+  [ -d "$drafter/reports" ] && cp -r "$drafter/reports" "$results/drafter/"
   if [ -f "$drafter/config.json" ] && [ -f "$drafter/model.safetensors" ]; then
     (cd "$drafter" && sha256sum model.safetensors) >"$results/model.sha256"
     if [ "$(stat -c %s "$drafter/model.safetensors")" -le $(((most - 2) * bytes)) ]; then

@@ -33,7 +33,7 @@ from dspark_hf.decoding.types import Confidence
 from dspark_hf.evaluation.causal import CausalOptimum
 from dspark_hf.evaluation.hindsight import HindsightPolicy
 from dspark_hf.evaluation.intervals import bootstrap
-from dspark_hf.evaluation.provenance import collect_provenance, scrub_home
+from dspark_hf.evaluation.provenance import collect_provenance, scrub
 from dspark_hf.fitting.profile_store import load_profile
 from dspark_hf.fitting.throughput import ThroughputProfile
 
@@ -212,7 +212,7 @@ def page(tables: list[list[list[str]]], worst: list[list[str]], arguments: argpa
     few, many = tables
     facts = collect_provenance(torch.device("cpu"), torch.float64, seed=arguments.seed, n=arguments.num_rounds)
     versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    command = scrub_home(shlex.join(["python", "scripts/policy_study.py", *sys.argv[1:]]))
+    command = scrub(shlex.join(["python", "scripts/policy_study.py", *sys.argv[1:]]))
     head = ["rows", "seconds of a step", *POLICIES]
     return "\n".join(
         [

@@ -7,6 +7,7 @@ errors come without that wait.
 import typer
 
 from .calibrate import calibrate_command
+from .card import card_command
 from .compare import compare_command
 from .evaluate import eval_command
 from .profile import profile_command
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("calibrate")(calibrate_command)
+app.command("card")(card_command)
 app.command("compare")(compare_command)
 app.command("eval")(eval_command)
 app.command("profile")(profile_command)

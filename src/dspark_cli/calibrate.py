@@ -71,9 +71,9 @@ def calibrate_command(
     """Make a drafter's confidence agree with what the target accepts: a temperature per slot, from real decoding.
 
     Writes the drafter with the temperatures in its config.json, and `calibration/` beside it: report.json,
-    reliability.png and the proposals, from which an interrupted run goes on. A slot whose map is worse than none on
-    held-out prompts gets none; the report's numbers are of the same prompts. A mode is left out if a slot is worse
-    than before all the same.
+    reliability.png and the proposals, from which an interrupted run goes on; and `reports/`, for the drafter's card. A
+    slot whose map is worse than none on held-out prompts gets none; the report's numbers are of the same prompts. A
+    mode is left out if a slot is worse than before all the same.
 
     Exit codes: 0 done, 1 no mode was written, 2 bad input, 130 interrupted.
     """

@@ -113,6 +113,7 @@ def _measure(
 ) -> "tuple[ComparisonReport, bool]":
     """The report, and whether Ctrl-C cut it short."""
     from dspark_hf.evaluation import ComparisonInterrupted, compare
+    from dspark_hf.evaluation.identity import pair_facts
     from dspark_hf.evaluation.loading import load_drafter, load_target
 
     model, tokenizer = load_target(target, dtype, device)
@@ -127,6 +128,7 @@ def _measure(
             target_name=target,
             drafter_name=loaded.name,
             drafter_kind=loaded.kind,
+            pair=pair_facts(target, model, tokenizer, loaded.folder),
             show_progress=True,
         )
     except ComparisonInterrupted as stop:
@@ -147,9 +149,9 @@ def _read_prompts(prompts_file: Path | None, num_prompts: int | None) -> "list[P
 def _show(report: "ComparisonReport", json_file: Path | None) -> None:
     from rich.console import Console
 
-    from dspark_hf.evaluation.provenance import write_json
+    from dspark_hf.evaluation.provenance import write_report
     from dspark_hf.evaluation.render import render
 
     if json_file is not None:  # first: whatever happens to the terminal, the numbers are kept
-        write_json(json_file, report.to_dict())
+        write_report(json_file, report.to_dict())
     render(report, Console())

@@ -43,12 +43,12 @@ def eval_command(
         from rich.console import Console
 
         from dspark_hf.evaluation.drafters import evaluate_drafters
-        from dspark_hf.evaluation.provenance import write_json
+        from dspark_hf.evaluation.provenance import write_report
         from dspark_hf.evaluation.render_drafters import render_drafters
 
         check_output(json_file)
         set_up_torch(threads)
         report = evaluate_drafters(target, drafter or [None], texts, dtype=dtype, device=device, seed=seed)
         if json_file is not None:
-            write_json(json_file, report.to_dict())
+            write_report(json_file, report.to_dict())
         render_drafters(report, Console())

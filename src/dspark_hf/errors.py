@@ -8,6 +8,7 @@
     ├── TrainingDataError        (ValueError)    answers, features or settings that no drafter can be trained from
     ├── ThroughputProfileError   (ValueError)    a throughput profile is damaged, stale, foreign, or asked for too much
     ├── HubError                 (OSError)       the Hub refused, failed, or delivered something broken
+    ├── ReportError              (ValueError)    a report or a card that cannot be read, or is of another drafter
     ├── UnsupportedGenerationError (ValueError)  generate() was asked for something speculation cannot do
     └── UnsupportedTransformersError (ImportError) this transformers release cannot host the route
 
@@ -46,6 +47,10 @@ class ThroughputProfileError(DSparkError, ValueError):
 
 class HubError(DSparkError, OSError):
     """A push or a pull that the Hub refused, that failed on the way, or that delivered something broken."""
+
+
+class ReportError(DSparkError, ValueError):
+    """A report is damaged or of another drafter, or a card would replace a text that is not ours."""
 
 
 class UnsupportedGenerationError(DSparkError, ValueError):

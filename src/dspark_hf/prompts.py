@@ -5,12 +5,14 @@ Nothing heavy is imported: torch and transformers come with the tokenizer that i
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import DSparkError
 
@@ -18,7 +20,18 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Prompt", "PromptFileError", "encode_prompt", "load_prompts", "quickstart_prompts"]
+__all__ = [
+    "ChatTemplate",
+    "Prompt",
+    "PromptFileError",
+    "chat_template_of",
+    "encode_prompt",
+    "load_prompts",
+    "quickstart_prompts",
+]
+
+# Names under which chat templates take the switch between answering at once and thinking first.
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 class PromptFileError(DSparkError, ValueError):
@@ -31,6 +44,20 @@ class Prompt:
 
     id: str
     messages: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """How prompts become text for one tokenizer.
+
+    Attributes:
+        sha256: Of the template; None: there is none, and contents are joined by line breaks.
+        thinking: `absent`: the template has no such switch. `on`, `off`: what it does when nothing is asked for, which
+            is how prompts are encoded here. `own`: neither.
+    """
+
+    sha256: str | None
+    thinking: Literal["absent", "on", "off", "own"]
 
 
 def quickstart_prompts() -> list[Prompt]:
@@ -76,6 +103,28 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> torch.L
         encoded = tokenizer(text, return_tensors="pt")
     ids: torch.LongTensor = encoded["input_ids"]
     return ids
+
+
+def chat_template_of(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+    """The template that `encode_prompt` applies, and whether the model thinks under it."""
+    template = tokenizer.chat_template
+    if not template:
+        return ChatTemplate(None, "absent")
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    switch = next((name for name in THINKING_SWITCHES if re.search(rf"\b{name}\b", text)), None)
+    if switch is None:
+        return ChatTemplate(sha256, "absent")
+    untold = _applied(tokenizer)
+    on, off = (untold == _applied(tokenizer, **{switch: value}) for value in (True, False))
+    if on and off:  # the word stands in it for something else
+        return ChatTemplate(sha256, "absent")
+    return ChatTemplate(sha256, "on" if on else "off" if off else "own")
+
+
+def _applied(tokenizer: PreTrainedTokenizerBase, **options: bool) -> str:
+    apply: Any = tokenizer.apply_chat_template  # options of the template are any keyword
+    return str(apply([{"role": "user", "content": "a"}], add_generation_prompt=True, tokenize=False, **options))
 
 
 def _parse_prompts(text: str, path: Path) -> list[Prompt]:

@@ -54,6 +54,8 @@ __all__ = [
     "ZooDownloadError",
     "ZooError",
     "bundled_drafter",
+    "hub_id",
+    "is_hub_id",
     "load_drafter",
     "load_target",
     "load_tokenizer",
@@ -184,6 +186,25 @@ def bundled_drafter(name: str) -> Path | None:
     folder = BUNDLED_ROOT / alias
     is_shipped = bool(alias) and not Path(name).is_dir() and (folder / "config.json").is_file()
     return folder if is_shipped else None
+
+
+def hub_id(name: str) -> str | None:
+    """The Hub id that a target's name stands for; None for a folder, or what no id looks like."""
+    if name == _SMOLLM2.alias and not Path(name).exists():
+        return _SMOLLM2.hub_id
+    return name if is_hub_id(name) and not Path(name).expanduser().exists() else None
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form of a repository's id."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, and not in __all__
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 # --- the Hub ---------------------------------------------------------------------------------

@@ -4,16 +4,19 @@ huggingface_hub reads its endpoint and cache when it is imported, into one modul
 for a test. Tests that need a process of their own set the variables instead (`hub_process.py`).
 """
 
+import json
 import time
 
 import huggingface_hub
 import pytest
 import transformers
+from card_reports import PNG, evaluation_report
 from hub_server import RunningHub
 from tiny import tiny_drafter, tiny_target
 
 import dspark_hf.hub.faults
 import dspark_hf.hub.publish
+from dspark_hf.checkpoints.digest import checkpoint_facts
 
 
 class _NoPause:
@@ -85,9 +88,8 @@ def folder(drafter, tmp_path):
     place = tmp_path / "drafter"
     drafter.save_pretrained(place)
     contents = {
-        "reports/evaluation.json": b"{}\n",
-        "reports/curves.png": b"\x89PNG",
-        "training_report.json": b"{}\n",
+        "reports/evaluation.json": json.dumps(evaluation_report(checkpoint_facts(place).sha256)).encode(),
+        "reports/evaluation.png": PNG,
         "checkpoints/checkpoint-1/optimizer.pt": b"state",
         "checkpoints/run.json": b"{}",
         "features/part.safetensors": b"features",

@@ -8,10 +8,11 @@ import torch
 from hub_store import MAIN
 
 from dspark_hf import DSparkDraftModel, HubError
-from dspark_hf.hub.publish import PushRequest, is_untouched, plan_push, push
+from dspark_hf.hub.card import is_rendered
+from dspark_hf.hub.publish import PushRequest, plan_push, push
 
 DRAFTER = {"README.md", "config.json", "model.safetensors"}
-SHARED = DRAFTER | {"reports/evaluation.json", "reports/curves.png", "training_report.json"}
+SHARED = DRAFTER | {"reports/evaluation.json", "reports/evaluation.png"}
 
 
 def drafter_files(hub, name="alice/drafter", revision=MAIN):
@@ -36,7 +37,7 @@ def test_the_card_is_ours_and_never_the_generic_one(hub, drafter):
     card = hub.repos["alice/drafter"].files()["README.md"].decode()
     assert "library_name: dspark-hf" in card and "- mine" in card and "speculative-decoding" in card
     assert "Model Card for Model ID" not in card and "transformers" not in card.split("---")[1]
-    assert is_untouched(card)
+    assert is_rendered(card)
 
 
 def test_reports_come_along_while_the_weights_are_theirs(hub, folder):
@@ -126,7 +127,7 @@ def test_a_card_edited_on_the_hub_stays_until_it_is_to_be_replaced(hub, drafter,
         drafter.push_to_hub("alice/drafter")
     assert repo.files()["README.md"] == edited and "card='replace' would replace it" in caplog.text
     drafter.push_to_hub("alice/drafter", card="replace")
-    assert is_untouched(repo.files()["README.md"].decode())
+    assert is_rendered(repo.files()["README.md"].decode())
 
 
 def test_a_card_that_a_push_rendered_is_rendered_again(hub, drafter):
@@ -158,7 +159,7 @@ def test_weights_of_an_earlier_push_go_and_other_files_stay(hub, drafter):
 def test_save_pretrained_pushes_with_our_card_too(hub, drafter, tmp_path):
     drafter.save_pretrained(tmp_path / "saved", push_to_hub=True, repo_id="alice/drafter", private=True)
     assert drafter_files(hub) == DRAFTER and num_commits(hub) == 1 and hub.repos["alice/drafter"].is_private
-    assert is_untouched(hub.repos["alice/drafter"].files()["README.md"].decode())
+    assert is_rendered(hub.repos["alice/drafter"].files()["README.md"].decode())
     drafter.save_pretrained(tmp_path / "named", push_to_hub=True)
     assert drafter_files(hub, "alice/named") == DRAFTER
 

@@ -15,9 +15,8 @@ SHARED = {
     "README.md",
     "config.json",
     "model.safetensors",
-    "reports/curves.png",
     "reports/evaluation.json",
-    "training_report.json",
+    "reports/evaluation.png",
 }
 
 

@@ -8,7 +8,7 @@ from hub_store import MAIN, Fault
 
 from dspark_hf import DSparkDraftModel, HubError
 from dspark_hf.errors import TrainingDataError
-from dspark_hf.hub.publish import is_untouched
+from dspark_hf.hub.card import is_rendered
 
 DRAFTER = {"README.md", "config.json", "model.safetensors"}
 
@@ -31,7 +31,7 @@ def test_every_save_pushes_the_drafter_and_nothing_else(hub, tmp_path):
     assert titles == ["Training in progress, step 2", "Training in progress, step 1", "initial commit"]
     commit = trained.push_to_hub()
     assert commit.oid == hub.repos["acme/trained"].refs[MAIN] and files(hub) == DRAFTER
-    assert is_untouched(hub.repos["acme/trained"].files()["README.md"].decode())
+    assert is_rendered(hub.repos["acme/trained"].files()["README.md"].decode())
     assert DSparkDraftModel.from_pretrained("acme/trained").fc.weight.equal(trained.model.fc.weight)
 
 

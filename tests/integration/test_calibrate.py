@@ -25,6 +25,7 @@ from dspark_hf.evaluation.calibration import calibrate_drafter
 from dspark_hf.evaluation.calibration_files import check_output, write_calibrated
 from dspark_hf.evaluation.proposals import RecordingSettings, read_proposals, record_to_file
 from dspark_hf.fitting import sts
+from dspark_hf.hub.card import render_card
 from dspark_hf.training.records import is_held_out
 
 GREEDY = RecordingSettings(temperature=0.0, top_p=None, top_k=None, max_new_tokens=12, batch_size=2, seed=0)
@@ -225,6 +226,12 @@ def test_calibrate_writes_a_drafter_a_report_and_a_figure(folders, tmp_path):
     weights, ours = (load_file(folder / "model.safetensors") for folder in (folders / "drafter", output))
     assert weights.keys() == ours.keys() and all(torch.equal(ours[key], weights[key]) for key in ours)
     assert (output / "calibration" / "reliability.png").stat().st_size > 1000
+    kept = {path.stem for path in (output / "reports").glob("*.json")}
+    assert kept == {f"calibration-{name}" for name in written}
+    card = render_card(output)
+    for name in written:
+        assert f"### {name}\n" in card and f"](reports/calibration-{name}.png)" in card
+    assert "Not shown" not in card
     assert not [path for path in output.rglob("*") if "partial" in path.name or path.name.startswith(".calibrated")]
 
 
@@ -275,6 +282,7 @@ def test_without_a_written_mode_there_is_no_drafter(folders, tmp_path, monkeypat
         and "greedy, since calibrated slots [2] are further" in err
     )
     assert not (tmp_path / "config.json").exists() and (tmp_path / "calibration" / "report.json").exists()
+    assert not (tmp_path / "reports").exists()
 
 
 def test_the_help_says_what_held_out_prompts_decide():

@@ -34,7 +34,7 @@ def run(*arguments, script=SCRIPT, **environment):
 
 
 def sums(folder):
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def functions(tmp_path):
 def trained(tmp_path):
     """What a run of `train` has in its folders when it ends."""
     work = tmp_path / "store/run"
-    (work / "drafter").mkdir(parents=True)
+    (work / "drafter/reports").mkdir(parents=True)
     (work / "drafter/config.json").write_text("{}")
-    (work / "drafter/training_report.json").write_text("{}")
+    (work / "drafter/reports/training.json").write_text("{}")
     (work / "drafter/model.safetensors").write_bytes(bytes(range(256)) * 10)
     (work / "eval_held_out.json").write_text("{}")
     (work / "answers.jsonl").write_text("{}\n")

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 import dspark_cli
 from dspark_hf import DSparkDraftModel
 from dspark_hf.errors import TrainingDataError
+from dspark_hf.hub.card import render_card
 from dspark_hf.training import run as run_module
 from dspark_hf.training.recipe import TrainingRequest, choose_draft_vocabulary, coverage
 from dspark_hf.training.records import TrainingSequence
@@ -76,12 +77,31 @@ def finished(root):
     return outcome, lines
 
 
+def test_the_card_of_a_trained_drafter_tells_of_its_training(finished):
+    outcome, _ = finished
+    text = render_card(outcome.folder)
+    assert f" | {STEPS} | " in text and "](reports/training.png)" in text
+    assert "| answers.jsonl | not recorded |" in text and "no report of `dspark eval`" in text
+
+
+def test_a_run_that_starts_from_a_drafter_tells_of_that_ones_training(root, finished, tmp_path):
+    shape = {"num_hidden_layers": None, "block_size": None, "markov_rank": None, "draft_vocab_size": None}
+    first = str(finished[0].folder)
+    outcome = train_drafter(request(root, tmp_path, max_steps=1, initial_drafter=first, **shape))
+    report = json.loads((outcome.folder / "reports" / "training.json").read_text())
+    (earlier,) = report["earlier_runs"]
+    assert earlier["num_steps"] == STEPS and "history" not in earlier and report["num_steps"] == 1
+    assert earlier["pair"]["drafter_sha256"] != report["pair"]["drafter_sha256"]
+    text = render_card(outcome.folder)
+    assert "started from the drafter" not in text
+
+
 def test_a_run_leaves_a_drafter_with_report_and_curves(root, finished):
     outcome, lines = finished
     assert outcome.is_finished and outcome.num_steps == STEPS
     text = "\n".join(lines)
     assert f"{STEPS} steps" in text and "GB of memory" in text and "draft vocabulary: 40 of 61" in text
-    report = json.loads((outcome.folder / "training_report.json").read_text())
+    report = json.loads((outcome.folder / "reports" / "training.json").read_text())
     assert (
         report["is_finished"]
         and report["num_steps"] == STEPS
@@ -90,7 +110,7 @@ def test_a_run_leaves_a_drafter_with_report_and_curves(root, finished):
     )
     assert report["metrics"]["eval_tau_greedy"] >= 1
     assert report["provenance"]["versions"]["torch"] == torch.__version__
-    assert (outcome.folder / "curves.png").stat().st_size > 1000
+    assert (outcome.folder / "reports" / "training.png").stat().st_size > 1000
     assert not list(outcome.folder.glob(".partial*"))
     drafter = DSparkDraftModel.from_pretrained(outcome.folder)
     assert drafter.dtype == torch.float32 and len(drafter.draft_token_ids) == 40
@@ -223,7 +243,7 @@ def test_a_failing_last_evaluation_loses_no_drafter(root, tmp_path, monkeypatch)
     with pytest.raises(MemoryError):
         train_drafter(request(root, tmp_path / "out", max_steps=2), lambda line: None)
     DSparkDraftModel.from_pretrained(tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "training_report.json").read_text())["is_finished"]
+    assert json.loads((tmp_path / "out" / "reports" / "training.json").read_text())["is_finished"]
 
 
 def test_broken_numbers_end_training_and_keep_the_checkpoints_before(root, tmp_path):

@@ -454,12 +454,12 @@ def test_nan_becomes_null_and_a_failed_write_leaves_the_old_file(tmp_path):
 )
 def test_home_folders_are_scrubbed(monkeypatch, text, scrubbed):
     monkeypatch.setenv("HOME", "/srv/ann")
-    assert provenance.scrub_home(text) == scrubbed
+    assert provenance.scrub(text) == scrubbed
 
 
 def test_home_of_root_folder_is_left_alone(monkeypatch):
     monkeypatch.setenv("HOME", "/")
-    assert provenance.scrub_home("/a/b") == "/a/b"
+    assert provenance.scrub("/a/b") == "/a/b"
 
 
 def test_commit_is_told_only_where_the_source_is_tracked(tmp_path):

@@ -65,10 +65,13 @@ def test_the_study_refuses_rows_that_were_not_measured(study, tmp_path, monkeypa
 class Loaded:
     """Stands for target, drafter and tokenizer."""
 
-    device, dtype = torch.device("cpu"), torch.float32
+    device, dtype, chat_template = torch.device("cpu"), torch.float32, None
 
     def to(self, dtype):
         return self
+
+    def parameters(self):
+        return [torch.zeros(3)]
 
 
 def test_speeds_of_one_repetition_are_json_without_home_folders(tmp_path, monkeypatch):
@@ -88,6 +91,7 @@ def test_speeds_of_one_repetition_are_json_without_home_folders(tmp_path, monkey
     content = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(text))
     assert content["rows"][0]["ratios"]["plain"] == {"mean": 1.0, "half_width": None}
     assert content["settings"]["prompts"] == "~/p.jsonl"
+    assert content["kind"] == "batches" and content["pair"]["target_num_bytes"] == 12
 
 
 @pytest.mark.parametrize("repeats", ["0", "-1", "x"])

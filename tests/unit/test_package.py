@@ -13,7 +13,15 @@ ORDER = [
     ["errors", "_version"],
     # From a name to a folder that may be loaded.
     [*(f"checkpoints.{name}" for name in ("detect", "json_files", "weights", "headers")), "hub.faults", "hub.fetch"],
-    ["_compat", "_machine", "checkpoints.source", "hub.pushing", "hub.remote_code", "target_traits"],
+    [
+        "_compat",
+        "_machine",
+        "checkpoints.digest",
+        "checkpoints.source",
+        "hub.pushing",
+        "hub.remote_code",
+        "target_traits",
+    ],
     ["configuration_dspark", "config_rules"],
     ["model."],
     ["modeling_dspark"],

@@ -12,7 +12,6 @@ from ..decoding.calibrate import law_settings
 from ..errors import CalibrationError
 from ..fitting.proposals import Proposals
 from ..fitting.sts import FittedCalibration, SequentialTemperatureScaling
-from ..modeling_dspark import DSparkDraftModel
 from ..prompts import encode_prompt
 from ..training.locks import alone_with
 from ..training.records import is_held_out
@@ -20,9 +19,11 @@ from ..training.response_prompts import load_prompt_dataset
 from .calibration_files import check_output, plot_reliability, write_calibrated
 from .calibration_quality import SlotQuality, slot_qualities
 from .calibration_request import CalibrationRequest, require
-from .loading import bundled_drafter, load_drafter, load_target
+from .identity import PairFacts, pair_facts
+from .loading import LoadedDrafter, bundled_drafter, load_drafter, load_target
 from .proposals import record_to_file
-from .provenance import Provenance, collect_provenance, write_json
+from .provenance import Provenance, collect_provenance, write_report
+from .report_files import keep_report
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class CalibrationReport:
 
     Attributes:
         modes: Every mode asked for, written or not.
+        pair: What identifies drafter and target.
         held_out_use: What held-out rounds served for besides judging.
     """
 
@@ -91,6 +93,7 @@ class CalibrationReport:
     output: str
     modes: dict[str, ModeReport]
     provenance: Provenance
+    pair: PairFacts
     held_out_use: str = HELD_OUT_USE
 
     @property
@@ -110,14 +113,15 @@ class CalibrationReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {"kind": "calibration", **asdict(self)}
 
 
 def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = False) -> CalibrationReport:
     """Fit a drafter's calibration to what the target accepts in real decoding, and write the drafter with it.
 
     Proposals are kept in the output's folder `calibration`, so the same request goes on where an interrupted one
-    stopped; report.json and reliability.png lie there too. No drafter is written where no mode's fit is good enough.
+    stopped; report.json and reliability.png lie there too. What is written of them is kept in `reports` as well, a file
+    for each mode, for the drafter's card. No drafter is written where no mode's fit is good enough.
 
     Raises:
         CalibrationError: proposals or settings no calibration can be fitted with, or the output cannot be used.
@@ -132,7 +136,8 @@ def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = Fals
             prompts[0] = [prompt for prompt in prompts[0] if is_held_out(prompt.id, request.not_trained_fraction)]
             require(bool(prompts[0]), "prompts", request.prompts, "some that training left out; their ids decide")
         target, tokenizer = load_target(request.target, request.dtype, request.device)
-        drafter, name, source = _load(request, target, tokenizer)
+        loaded, source = _load(request, target, tokenizer)
+        drafter = loaded.model
         check_output(source, output)
         encoded = [_encode(tokenizer, part, request.max_prompt_tokens) for part in prompts]
         _refuse_shared(*encoded)
@@ -158,12 +163,22 @@ def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = Fals
             modes[mode] = fit_mode(parts[0], parts[1], settings, maps=request.maps, seed=request.seed)
         num_held_out = sum(found.num_held_out for found in modes.values())
         provenance = collect_provenance(target.device, target.dtype, seed=request.seed, n=num_held_out)
-        report = CalibrationReport(request.target, name, output.name, modes, provenance)
-        write_json(work / "report.json", report.to_dict())
+        pair = pair_facts(request.target, target, tokenizer, loaded.folder)
+        report = CalibrationReport(request.target, loaded.name, output.name, modes, provenance, pair)
+        write_report(work / "report.json", report.to_dict())
         plot_reliability({mode: found.slots for mode, found in modes.items()}, work / "reliability.png")
         if report.written_modes:
             write_calibrated(source, output, {mode: modes[mode].entry() for mode in report.written_modes})
+            _keep_for_card(report, output)
     return report
+
+
+def _keep_for_card(report: CalibrationReport, output: Path) -> None:
+    """One report a mode, since modes can be calibrated one by one."""
+    for mode in report.written_modes:
+        found = report.modes[mode]
+        figure = keep_report(output, f"calibration-{mode}", report.to_dict() | {"modes": {mode: asdict(found)}})
+        plot_reliability({mode: found.slots}, figure)
 
 
 def _refuse_shared(fitting: Mapping[str, tuple[int, ...]], held_out: Mapping[str, tuple[int, ...]]) -> None:
@@ -209,8 +224,8 @@ def fit_mode(
 
 def _load(
     request: CalibrationRequest, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> tuple[DSparkDraftModel, str, str]:
-    """The drafter, what to call it, and its folder or Hub id."""
+) -> tuple[LoadedDrafter, str]:
+    """The drafter, and its folder or Hub id."""
     loaded = load_drafter(request.drafter, target, request.target, tokenizer, seed=request.seed)
     if loaded.kind == "untrained":
         raise CalibrationError(f"no drafter is shipped for target {request.target!r}; name one with --drafter")
@@ -219,7 +234,7 @@ def _load(
     folder = bundled_drafter(request.target, target.config) if request.drafter is None else None
     source = request.drafter if folder is None else str(folder)
     assert source is not None, "a drafter that is not named is the bundled one"
-    return loaded.model, loaded.name, str(Path(source).expanduser()) if Path(source).expanduser().is_dir() else source
+    return loaded, str(Path(source).expanduser()) if Path(source).expanduser().is_dir() else source
 
 
 def _encode(

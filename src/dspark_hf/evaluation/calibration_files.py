@@ -15,6 +15,7 @@ from ..configuration_dspark import DSparkConfig
 from ..errors import CalibrationError, DSparkError
 from ..modeling_dspark import DSparkDraftModel
 from .calibration_quality import SlotQuality
+from .pictures import save_figure
 
 logger = logging.getLogger(__name__)
 
@@ -136,10 +137,5 @@ def plot_reliability(modes: Mapping[str, Sequence[SlotQuality]], path: Path) -> 
         line[0].set_ylabel("share accepted")
     for axes in grid[-1]:
         axes.set_xlabel("predicted survival")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        figure.savefig(partial, dpi=100, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    save_figure(figure, path, dpi=100)
     return True

@@ -19,6 +19,7 @@ from ..decoding.target_refusals import refuse_target
 from ..modeling_dspark import DSparkDraftModel
 from ..prompts import Prompt, encode_prompt
 from .agreement import explain_difference
+from .identity import PairFacts
 from .provenance import collect_provenance
 from .results import (
     ComparisonInterrupted,
@@ -44,6 +45,7 @@ def compare(
     target_name: str | None = None,
     drafter_name: str | None = None,
     drafter_kind: DrafterKind = "given",
+    pair: PairFacts | None = None,
     show_progress: bool = False,
 ) -> ComparisonReport:
     """Run `target.generate` without and with `assistant_model=drafter` on each prompt.
@@ -56,7 +58,7 @@ def compare(
         target, drafter, tokenizer: Loaded, on their devices, in eval mode.
         prompts: At least one.
         settings: How to generate; greedy by default.
-        target_name, drafter_name, drafter_kind: For the report.
+        target_name, drafter_name, drafter_kind, pair: For the report.
         show_progress: Whether to show a progress bar on stderr, if that is a terminal.
 
     Raises:
@@ -84,6 +86,7 @@ def compare(
             num_planned=len(encoded),
             prompts=tuple(results),
             provenance=collect_provenance(target.device, target.dtype, seed=settings.seed, n=len(results)),
+            pair=pair,
             **pooled_numbers(tuple(results), is_greedy=settings.is_greedy, seed=settings.seed),
         )
 

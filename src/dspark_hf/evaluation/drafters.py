@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from ..fitting.metrics import expected_calibration_error, roc_auc
+from ..training.answer_facts import AnswerFacts, answer_facts
 from ..training.records import data_files, parse_row, read_rows
+from .identity import PairFacts, pair_facts
 from .intervals import Estimate, Floats, Sums, bootstrap
 from .loading import load_drafter, load_target
 from .provenance import Provenance, collect_provenance
@@ -63,18 +65,26 @@ class TextResult:
 
 @dataclass(frozen=True)
 class DraftersReport:
-    """All drafters on all texts, each against the last one named, and what every text gave."""
+    """All drafters on all texts, each against the last one named, and what every text gave.
+
+    Attributes:
+        num_texts: By temperature.
+        sources: Files of texts, and how they were made.
+        pairs: By drafter, what identifies it and the target.
+    """
 
     target: str
     provenance: Provenance
     num_texts: dict[str, int]
+    sources: list[AnswerFacts]
+    pairs: dict[str, PairFacts]
     scores: list[DrafterScore]
     differences: list[PairedDifference]
     texts: list[TextResult]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {"kind": "evaluation", **asdict(self)}
 
 
 def evaluate_drafters(
@@ -115,6 +125,8 @@ def evaluate_drafters(
         target=target_name,
         provenance=collect_provenance(target.device, target.dtype, seed=seed, n=sum(map(len, by_temperature.values()))),
         num_texts={f"{temperature:g}": len(group) for temperature, group in by_temperature.items()},
+        sources=answer_facts(texts),
+        pairs={one.name: pair_facts(target_name, target, tokenizer, one.folder) for one in loaded},
         scores=[score(name, temperature, texts, seed=seed) for (name, temperature), texts in replayed.items()],
         differences=[
             paired_difference(

@@ -19,6 +19,7 @@ from ..configuration_dspark import DSparkConfig
 from ..decoding.target_refusals import refuse_target
 from ..errors import DSparkError
 from ..modeling_dspark import DSparkDraftModel
+from .identity import checkpoint_folder
 from .results import DrafterKind
 from .settings import ComparisonError
 
@@ -32,11 +33,16 @@ _Model = TypeVar("_Model", bound=PreTrainedModel)
 
 @dataclass(frozen=True)
 class LoadedDrafter:
-    """A drafter ready to use, what to call it, and where it comes from."""
+    """A drafter ready to use, what to call it, and where it comes from.
+
+    Attributes:
+        folder: That its weights were read from; None for untrained ones.
+    """
 
     model: DSparkDraftModel
     name: str
     kind: DrafterKind
+    folder: Path | None = None
 
 
 def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -86,7 +92,8 @@ def load_drafter(
         return LoadedDrafter(_untrained(target, tokenizer, seed), "untrained", "untrained")
     drafter = _placed(_from_pretrained(name, target.dtype), target.device)
     refuse_target(target, drafter)
-    return LoadedDrafter(drafter, name if folder is None else f"bundled/{folder.name}", kind)
+    read_from = folder or checkpoint_folder(name, getattr(drafter.config, "_commit_hash", None))
+    return LoadedDrafter(drafter, name if folder is None else f"bundled/{folder.name}", kind, read_from)
 
 
 def bundled_drafter(target_name: str, target_config: PreTrainedConfig) -> Path | None:

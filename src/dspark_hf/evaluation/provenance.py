@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -18,9 +18,8 @@ from .._machine import device_name as device_name
 from .._machine import dtype_name as dtype_name
 from .._machine import write_json as write_json
 from .._version import __version__
-
-# Home folders of this and other users, on Linux, macOS and Windows, up to the user's name.
-_ANY_HOME = r"(?:/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s'\"]+"
+from .scrub import scrub as scrub
+from .scrub import scrub_all, scrub_arguments
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Provenance:
     """What a reader needs to judge or repeat a measurement.
 
     Attributes:
-        command: Command line, home folders replaced by `~`.
+        command: Command line, scrubbed (see `scrub`).
         date_utc: ISO 8601, seconds.
         versions: Of dspark_hf, torch, transformers and Python.
         git_commit: Commit that holds this package's source; None when it is not in a repository.
@@ -61,10 +60,9 @@ def collect_provenance(
     argv: Sequence[str] | None = None,
 ) -> Provenance:
     """Provenance of a measurement made by this process."""
-    program, *arguments = sys.argv if argv is None else argv
     commit, is_dirty = _git_state(Path(__file__).parent)
     return Provenance(
-        command=scrub_home(shlex.join([Path(program).name, *arguments])),
+        command=command_line(argv),
         date_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={
             "dspark_hf": __version__,
@@ -82,12 +80,15 @@ def collect_provenance(
     )
 
 
-def scrub_home(text: str) -> str:
-    """`text` with home folders replaced by `~`, since reports are shared."""
-    own = os.path.expanduser("~")
-    if len(own) > 1:  # a home of "/" would match every path
-        text = re.sub(rf"{re.escape(own)}(?![^/\\\s'\"])", "~", text)
-    return re.sub(_ANY_HOME, "~", text)
+def command_line(argv: Sequence[str] | None = None) -> str:
+    """This process's command, or another one, scrubbed."""
+    program, *arguments = sys.argv if argv is None else argv
+    return shlex.join([scrub(Path(program).name), *scrub_arguments(arguments)])
+
+
+def write_report(path: Path, content: dict[str, Any]) -> None:
+    """Write a report in one step, scrubbed: what `write_json` does, for a file that is going to be shared."""
+    write_json(path, scrub_all(content))
 
 
 def check_can_write(path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from ..decoding.report import SpeculationReport
 from .agreement import FirstDifference
+from .identity import PairFacts
 from .intervals import Estimate, Floats, Sums, bootstrap
 from .provenance import Provenance
 from .settings import ComparisonSettings
@@ -86,6 +87,14 @@ class StageSeconds:
 
 
 @dataclass(frozen=True)
+class DomainNumbers:
+    """Pooled numbers of the prompts of one domain, the part of a prompt's id before the slash."""
+
+    speed_ratio: Estimate
+    tau: Estimate
+
+
+@dataclass(frozen=True)
 class ComparisonReport:
     """A comparison: pooled numbers, every prompt's own, and where they come from.
 
@@ -104,6 +113,8 @@ class ComparisonReport:
         slots: Acceptance by draft slot, slot 1 first.
         stages: Where the DSpark calls spent their time; `other` is the rest of their wall time.
         num_identical: Prompts with the same text on both paths; None when sampling.
+        domains: Speed and tau of each, if there are several and they have several prompts.
+        pair: What identifies drafter and target; None where the caller did not say.
     """
 
     target: str
@@ -126,8 +137,10 @@ class ComparisonReport:
     slots: tuple[SlotAcceptance, ...]
     stages: tuple[StageSeconds, ...]
     num_identical: int | None
+    domains: dict[str, DomainNumbers]
     prompts: tuple[PromptResult, ...]
     provenance: Provenance
+    pair: PairFacts | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -141,7 +154,7 @@ class ComparisonReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts and lists, for JSON."""
-        return {"is_complete": self.is_complete, **asdict(self)}
+        return {"kind": "speed", "is_complete": self.is_complete, **asdict(self)}
 
 
 def pooled_numbers(prompts: tuple[PromptResult, ...], *, is_greedy: bool, seed: int) -> dict[str, Any]:
@@ -167,6 +180,25 @@ def pooled_numbers(prompts: tuple[PromptResult, ...], *, is_greedy: bool, seed: 
         "slots": _slots(merged),
         "stages": _stages(merged, sums["dspark_s"]),
         "num_identical": sum(bool(p.is_identical) for p in prompts) if is_greedy else None,
+        "domains": _domains(prompts, seed),
+    }
+
+
+def domain_of(prompt_id: str) -> str:
+    """The part of a prompt's id before the slash: the data set that it comes from."""
+    return prompt_id.split("/")[0]
+
+
+def _domains(prompts: tuple[PromptResult, ...], seed: int) -> dict[str, DomainNumbers]:
+    parts: dict[str, list[dict[str, float]]] = {}
+    for prompt in prompts:
+        parts.setdefault(domain_of(prompt.prompt_id), []).append(_summands(prompt))
+    if len(parts) < 2 or len(parts) == len(prompts):  # ids that name no data set are each their own
+        return {}
+    columns = {domain: {name: [row[name] for row in rows] for name in rows[0]} for domain, rows in parts.items()}
+    return {
+        domain: DomainNumbers(bootstrap(each, _speed_ratio, seed=seed), bootstrap(each, _tau, seed=seed))
+        for domain, each in sorted(columns.items())
     }
 
 

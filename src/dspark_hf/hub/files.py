@@ -13,9 +13,8 @@ CARD_NAME = "README.md"
 # What training, calibration and measuring leave in a folder: numbers and pictures, never data.
 _SHARED = (
     (re.compile(r"LICENSE(\.md|\.txt)?|NOTICE(\.md|\.txt)?"), ""),
-    (re.compile(r"notes\.md|training_report\.json|curves\.png"), ""),
+    (re.compile(r"notes\.md"), ""),
     (re.compile(r"[^.].*\.(json|png|svg)"), "reports"),
-    (re.compile(r"report\.json|[^.].*\.(png|svg)"), "calibration"),
 )
 _CODE = re.compile(r"[A-Za-z_]\w*\.py")
 # Weights as transformers names them, whole or in shards: of these only one set may be in a repository.

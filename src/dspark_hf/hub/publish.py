@@ -5,7 +5,6 @@ instead of the new ones are deleted. All else in the repository stays. The commi
 so a change in between is never overwritten.
 """
 
-import hashlib
 import logging
 import re
 import time
@@ -13,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # lazily imported there
 
 from ..errors import HubError
-from .card import render_card
+from .card import CARD_NAME, is_rendered, render_card
 from .faults import PAUSES_S, is_transient, readable_faults, retrying
-from .files import CARD_NAME, WEIGHT_NAMES, LeftOut, SharedFile, choose_files
+from .files import WEIGHT_NAMES, LeftOut, SharedFile, choose_files
 from .remote import RemoteState, hub_api, read_card, read_remote
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_BRANCH = "main"
 # What becomes of a card on the Hub that was written or edited by hand. One that a push rendered is always replaced.
 CARD_CHOICES = ("auto", "keep", "replace")
-_STAMP = re.compile(r"\n<!-- rendered by dspark-hf, sha256 ([0-9a-f]{64}) -->\n$")
 # Requests of a commit that huggingface_hub makes once; uploads it tries again itself.
 _TRIED_ONCE = re.compile(r"/commit/|/validate-yaml$")
 
@@ -152,44 +150,21 @@ def _status(file: SharedFile, remote: RemoteState) -> str:
 
 
 def _choose_card(folder: Path, repo_id: str, request: PushRequest, there: str | None) -> tuple[SharedFile | None, str]:
-    """The card to upload, None to leave the one that is there, and what to say about that."""
+    """The card to upload, None to leave the one that is there, and what to say about that.
+
+    A card in the folder that was rendered there is rendered anew: there it names the folder, and perhaps older reports.
+    """
     own = folder / CARD_NAME
-    if own.is_file():
-        content = own.read_bytes()
-    else:
-        content = stamp(_with_tags(render_card(folder, repo_id=repo_id), request.tags)).encode()
-    if there is None or there.encode() == content or (is_untouched(there) and request.card != "keep"):
+    content = own.read_bytes() if own.is_file() else b""
+    if not content or is_rendered(content.decode(errors="replace")):
+        content = render_card(folder, repo_id=repo_id, tags=request.tags).encode()
+    if there is None or there.encode() == content or (is_rendered(there) and request.card != "keep"):
         return SharedFile(CARD_NAME, content), ""
     if request.card == "replace":
         return SharedFile(CARD_NAME, content), "replaces a card that was written or edited on the Hub"
     return None, "the card on the Hub stays as it is" + (
         "; it was written or edited there, and card='replace' would replace it" if request.card == "auto" else ""
     )
-
-
-def _with_tags(card: str, tags: tuple[str, ...]) -> str:
-    if not tags:
-        return card
-    parsed = ModelCard(card, ignore_metadata_errors=False)
-    data: Any = parsed.data
-    data.tags = list(dict.fromkeys([*(data.tags or []), *tags]))
-    return str(parsed)
-
-
-def stamp(card: str) -> str:
-    """A rendered card with a mark by which a later push sees whether somebody edited it since."""
-    body = card.rstrip("\n") + "\n"
-    return f"{body}\n<!-- rendered by dspark-hf, sha256 {_digest(body)} -->\n"
-
-
-def is_untouched(card: str) -> bool:
-    """Whether a card is exactly as a push rendered it."""
-    mark = _STAMP.search(card)
-    return mark is not None and mark[1] == _digest(card[: mark.start()])
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def push(plan: PushPlan) -> CommitInfo:

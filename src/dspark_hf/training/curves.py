@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.pictures import save_figure
+
 logger = logging.getLogger(__name__)
 
 
@@ -41,7 +43,7 @@ def plot_curves(history: list[dict[str, Any]], path: Path) -> bool:
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path, dpi=120)
     return True
 
 

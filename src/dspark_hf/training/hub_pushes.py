@@ -15,9 +15,8 @@ from transformers.utils import PushInProgress
 from .._compat import check_overridable
 from ..checkpoints.weights import CONFIG_NAME, weight_files
 from ..errors import DSparkError, TrainingDataError
-from ..hub.card import render_card
+from ..hub.card import CARD_NAME, render_card, write_card
 from ..hub.faults import readable_faults
-from ..hub.files import CARD_NAME
 from ..hub.publish import PushRequest, plan_push, push
 from ..hub.remote import hub_api
 
@@ -52,7 +51,7 @@ class PushesDrafters(Trainer):
         """Write the drafter's card into the output folder; arguments of transformers' own card change nothing."""
         if self.is_world_process_zero():
             folder = Path(str(self.args.output_dir))
-            (folder / CARD_NAME).write_text(render_card(folder, repo_id=self.hub_model_id), encoding="utf-8")
+            write_card(folder / CARD_NAME, render_card(folder, repo_id=self.hub_model_id))
 
     def push_to_hub(  # type: ignore[override]  # None on other processes, as Trainer itself returns it
         self,

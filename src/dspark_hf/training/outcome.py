@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from ..evaluation.identity import checkpoint_folder, pair_facts
 from ..evaluation.provenance import collect_provenance, write_json
+from ..evaluation.report_files import REPORTS_FOLDER, keep_report
 from .anchors import possible_anchors
+from .answer_facts import answer_facts, described
 from .curves import plot_curves
 from .feature_cache import target_fingerprint
 from .prepare import Prepared
@@ -19,7 +22,7 @@ from .recipe import TrainingRequest
 from .records import TrainingSequence, data_digest
 from .trainer import DSparkTrainer
 
-REPORT_NAME = "training_report.json"
+REPORT_NAME = "training"
 _PARTIAL_PREFIX = ".partial-"
 
 
@@ -83,8 +86,8 @@ def write_drafter(run: CompletedSteps) -> None:
 
 def write_report(run: CompletedSteps, metrics: dict[str, float]) -> None:
     """Write report and curves; the drafter is there already."""
-    write_json(run.request.output / REPORT_NAME, _report(run, metrics))
-    plot_curves(run.trainer.state.log_history, run.request.output / "curves.png")
+    figure = keep_report(run.request.output, REPORT_NAME, _report(run, metrics))
+    plot_curves(run.trainer.state.log_history, figure)
 
 
 def _report(run: CompletedSteps, metrics: dict[str, float]) -> dict[str, Any]:
@@ -92,11 +95,19 @@ def _report(run: CompletedSteps, metrics: dict[str, float]) -> dict[str, Any]:
     request, prepared, trainer = run.request, run.prepared, run.trainer
     dtype = getattr(torch, request.dtype)
     return {
+        "kind": "training",
         "provenance": asdict(
             collect_provenance(prepared.target.device, dtype, seed=request.seed, n=len(prepared.train))
         ),
         "is_finished": run.is_finished,
+        "pair": asdict(pair_facts(request.target, prepared.target, prepared.tokenizer, request.output)),
         "target": request.target,
+        "initial_drafter": request.initial_drafter,
+        "earlier_runs": _earlier_runs(request.initial_drafter),
+        "data": described(answer_facts(request.data)),
+        "num_sequences": len(prepared.train),
+        "num_held_out_sequences": len(prepared.held_out),
+        "num_answer_tokens": sum(int(sequence.loss_mask.sum()) for sequence in prepared.train),
         "target_fingerprint": target_fingerprint(prepared.target),
         "data_sha256": data_digest(prepared.sequences, with_prompt_ids=True),
         "num_steps": trainer.state.global_step,
@@ -105,10 +116,24 @@ def _report(run: CompletedSteps, metrics: dict[str, float]) -> dict[str, Any]:
         "spent_s": run.spent_s,
         "device_hours": run.spent_s * trainer.args.world_size / 3600,
         "cpu_threads": torch.get_num_threads() if trainer.args.device.type == "cpu" else None,
-        "settings": request.must_not_change(),
+        "settings": request.must_not_change() | {"learning_rate": trainer.args.learning_rate},
         "metrics": metrics,
         "history": trainer.state.log_history,
     }
+
+
+def _earlier_runs(initial_drafter: str | None) -> list[dict[str, Any]]:
+    """Reports of the runs that made the drafter that this one started from, the first one first, without histories."""
+    folder = None if initial_drafter is None else checkpoint_folder(initial_drafter, None)
+    if folder is None:
+        return []
+    try:
+        report = json.loads((folder / REPORTS_FOLDER / f"{REPORT_NAME}.json").read_text(encoding="utf-8"))
+        earlier, last = list(report.pop("earlier_runs", [])), dict(report)
+    except (OSError, ValueError, TypeError, AttributeError):  # a drafter from elsewhere has none
+        return []
+    last.pop("history", None)
+    return [*earlier, last]
 
 
 def _anchors_per_epoch(request: TrainingRequest, sequences: list[TrainingSequence]) -> int:

@@ -17,7 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from .._compat import TargetModel
 from .._version import __version__
 from ..errors import TrainingDataError
-from ..prompts import Prompt, encode_prompt
+from ..evaluation.provenance import command_line
+from ..prompts import Prompt, chat_template_of, encode_prompt
+from .answer_facts import prompt_source
 from .answering import AnswerRequest, answer_requests, answer_seed, stop_token_ids
 from .feature_cache import target_fingerprint
 from .locks import alone_with
@@ -42,6 +44,7 @@ def write_responses(
     settings: ResponseSettings | None = None,
     *,
     target_name: str | None = None,
+    prompt_sources: Sequence[str] | None = None,
     show_progress: bool = True,
 ) -> ResponseSummary:
     """Let the target answer prompts, and write one row per answer as soon as it is finished.
@@ -57,6 +60,7 @@ def write_responses(
         output: `.jsonl` or `.parquet`; `<output>.settings.json` is written beside it.
         settings: None for the defaults.
         target_name: For the settings file; None for the name it was loaded under.
+        prompt_sources: Likewise: where the prompts come from, as for `load_prompt_dataset`.
         show_progress: Whether to draw a progress bar on stderr.
 
     Raises:
@@ -70,9 +74,10 @@ def write_responses(
     encoded, num_unusable, num_long = _encode(target, tokenizer, prompts, settings)
     check_output(output)
     lock = output.with_name(f".{output.name}.lock")
+    run = _run_facts(target, tokenizer, target_name, prompt_sources, settings)
     with (
         alone_with(lock, output),
-        ResponseWriter(output, _identity(target, settings), _run_facts(target, target_name, settings)) as writer,
+        ResponseWriter(output, _identity(target, settings), run) as writer,
     ):
         requests = list(_requests(encoded, settings))
         pending = [request for request in requests if not _is_finished(request, writer.finished, output)]
@@ -226,7 +231,13 @@ def _identity(target: TargetModel, settings: ResponseSettings) -> dict[str, Any]
     }
 
 
-def _run_facts(target: TargetModel, target_name: str | None, settings: ResponseSettings) -> dict[str, Any]:
+def _run_facts(
+    target: TargetModel,
+    tokenizer: PreTrainedTokenizerBase,
+    target_name: str | None,
+    prompt_sources: Sequence[str] | None,
+    settings: ResponseSettings,
+) -> dict[str, Any]:
     name = target_name or target.name_or_path
     return {
         # Folders are left out: the file is shared along with the answers.
@@ -242,6 +253,9 @@ def _run_facts(target: TargetModel, target_name: str | None, settings: ResponseS
         "num_threads": torch.get_num_threads(),
         "batch_size": settings.batch_size,
         "max_prompt_tokens": settings.max_prompt_tokens,
+        "command": command_line(),
+        "chat_template": asdict(chat_template_of(tokenizer)),
+        "prompt_sources": None if prompt_sources is None else [asdict(prompt_source(one)) for one in prompt_sources],
     }
 
 

@@ -61,5 +61,12 @@ def run_train_data(
     loaded_prompts = load_prompt_dataset(list(prompts), split=split, max_prompts=max_prompts)
     model, tokenizer = load_target(target, dtype, device)
     return write_responses(
-        model, tokenizer, loaded_prompts, output, settings, target_name=target, show_progress=show_progress
+        model,
+        tokenizer,
+        loaded_prompts,
+        output,
+        settings,
+        target_name=target,
+        prompt_sources=prompts,
+        show_progress=show_progress,
     )

@@ -264,6 +264,7 @@ def test_rows_hold_what_training_reads(target, tmp_path):
     settings = json.loads(settings_path(output).read_text())
     assert settings["identity"]["max_new_tokens"] == 6
     assert {"torch", "transformers", "dspark_hf"} <= set(settings["runs"][0]["versions"])
+    assert settings["runs"][0]["chat_template"] == {"sha256": None, "thinking": "absent"}
     assert str(tmp_path) not in settings_path(output).read_text()
 
 
@@ -349,21 +350,22 @@ def test_other_settings_and_other_prompts_are_refused(target, tmp_path):
         write_responses(target, LetterTokenizer(), TEXTS, output, SETTINGS, show_progress=False)
 
 
-def test_a_full_disk_leaves_whole_rows(target, tmp_path):
+def test_a_full_disk_leaves_whole_rows(target, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["pytest"])  # the settings, which name the command, are to fit
     resource = pytest.importorskip("resource")  # not on Windows
-    output = tmp_path / "a.jsonl"
+    output, many = tmp_path / "a.jsonl", prompts(*(18 * letter for letter in "abcdefghijklmnopqrstuvwxyz"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Files end here as on a full disk: the write that crosses the limit is cut short, the next one fails.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
         with pytest.raises(TrainingDataError, match="cannot be written.*finished answers are kept"):
-            write_responses(target, LetterTokenizer(), many := prompts(*"abcdefghijklmnop"), output, SETTINGS)
+            write_responses(target, LetterTokenizer(), many, output, SETTINGS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     num_kept = len(rows_of(output))
     assert num_kept > 3
     summary = write_responses(target, LetterTokenizer(), many, output, SETTINGS, show_progress=False)
-    assert (summary.num_resumed, len(rows_of(output))) == (num_kept, 16)
+    assert (summary.num_resumed, len(rows_of(output))) == (num_kept, 26)
 
 
 def test_prompts_that_cannot_be_answered_are_skipped_and_counted(target, tmp_path, caplog):
