@@ -21,6 +21,7 @@ ORDER = [
     ["prompts", "zoo_wheel", "zoo"],
     ["fitting."],
     ["evaluation.", "training."],
+    ["demo."],
     [""],  # the package's __init__
 ]
 
