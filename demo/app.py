@@ -1,6 +1,6 @@
 """The demo as a Hugging Face Space, or `python demo/app.py` anywhere.
 
-On a Space only the names in DSPARK_DEMO_IDS may be loaded (the Space's README lists the variables).
+On a Space only what its variables name may be loaded (README.md lists them).
 """
 
 import os

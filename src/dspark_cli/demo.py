@@ -34,7 +34,7 @@ def demo_command(
     """Serve a page where plain generation races DSpark.
 
     Needs the extra `demo`. Models named on the page are loaded from folders and from the Hub; the variables
-    DSPARK_DEMO_IDS (names parted by commas) and DSPARK_DEMO_MAX_GB limit what may be loaded.
+    DSPARK_DEMO_TARGETS, DSPARK_DEMO_DRAFTERS (names parted by commas) and DSPARK_DEMO_MAX_GB limit what may be loaded.
 
     Exit codes: 0 ended by Ctrl-C, 2 bad input.
     """

@@ -193,6 +193,6 @@ def _until_end(tokens: list[int], end_ids: frozenset[int]) -> tuple[int, ...]:
 
 
 def _stage_s(report: SpeculationReport, device_s: float) -> dict[str, float]:
-    """Seconds by stage. The report's own clock runs on in `other_s` while the lane waits, so that is told by the rest."""
+    """Seconds by stage; "other" is the rest, since the report's own clock runs on there while the lane waits."""
     seconds = {stage: float(getattr(report, name)) for stage, name in STAGES.items()}
     return seconds | {"other": max(0.0, device_s - sum(seconds.values()))}

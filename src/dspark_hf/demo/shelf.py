@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from huggingface_hub import HfApi
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,16 +18,19 @@ from ..modeling_dspark import DSparkDraftModel
 BUNDLED = "bundled"
 UNTRAINED = "untrained"
 
+Role: TypeAlias = Literal["target", "drafter"]
+
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
-# What a Space loads unless it says otherwise.
-SPACE_IDS = (DEFAULT_TARGET,)
+# What a Space loads unless it says otherwise, besides the drafters that need no download.
+SPACE_TARGETS = (DEFAULT_TARGET,)
 SPACE_MAX_GB = 4.0
 
 # Drafters kept at once; the target is one.
 MAX_DRAFTERS = 4
 
-IDS_VARIABLE = "DSPARK_DEMO_IDS"
+TARGETS_VARIABLE = "DSPARK_DEMO_TARGETS"
+DRAFTERS_VARIABLE = "DSPARK_DEMO_DRAFTERS"
 MAX_GB_VARIABLE = "DSPARK_DEMO_MAX_GB"
 
 
@@ -35,35 +39,43 @@ class Limits:
     """What may be loaded.
 
     Attributes:
-        ids: Names of targets and drafters; None: any, folders included.
+        targets, drafters: Names; None: any, folders included. The bundled drafter and an untrained one always may.
         max_gb: Largest checkpoint, 10^9 bytes of safetensors; None: any.
     """
 
-    ids: tuple[str, ...] | None = None
+    targets: tuple[str, ...] | None = None
+    drafters: tuple[str, ...] | None = None
     max_gb: float | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Limits":
-        """None on a machine of one's own; on a Space (`SPACE_ID` is set) a list of ids and a size.
+        """None on a machine of one's own; on a Space (`SPACE_ID` is set) lists of names and a size.
 
-        `DSPARK_DEMO_IDS`, names parted by commas, and `DSPARK_DEMO_MAX_GB` replace the Space's own and hold anywhere.
+        `DSPARK_DEMO_TARGETS` and `DSPARK_DEMO_DRAFTERS`, names parted by commas, and `DSPARK_DEMO_MAX_GB` replace the
+        Space's own and hold anywhere.
 
         Raises:
             ComparisonError: the size is no number above 0.
         """
         is_space = "SPACE_ID" in environment
-        ids: tuple[str, ...] | None = SPACE_IDS if is_space else None
+        targets = _names(environment.get(TARGETS_VARIABLE)) or (SPACE_TARGETS if is_space else None)
+        drafters = _names(environment.get(DRAFTERS_VARIABLE)) or (() if is_space else None)
         max_gb = SPACE_MAX_GB if is_space else None
-        if asked := environment.get(IDS_VARIABLE):
-            ids = tuple(name.strip() for name in asked.split(",") if name.strip())
         if asked := environment.get(MAX_GB_VARIABLE):
             max_gb = _positive(asked)
-        return cls(ids, max_gb)
+        return cls(targets, drafters, max_gb)
 
-    def check(self, name: str, role: str) -> None:
+    def names(self, role: Role) -> tuple[str, ...] | None:
+        """What may be loaded as `role`; None: anything."""
+        if role == "target":
+            return self.targets
+        return None if self.drafters is None else (BUNDLED, UNTRAINED, *self.drafters)
+
+    def check(self, name: str, role: Role) -> None:
         """Raise ComparisonError for what may not be loaded as `role`; asks the Hub for a size at most."""
-        if self.ids is not None and name not in self.ids:
-            raise ComparisonError(f"{role} {name!r} may not be loaded here; choose one of {', '.join(self.ids)}")
+        names = self.names(role)
+        if names is not None and name not in names:
+            raise ComparisonError(f"{role} {name!r} may not be loaded here; choose one of {', '.join(names)}")
         if self.max_gb is None:
             return
         size_gb = _size_gb(name, role)
@@ -72,6 +84,10 @@ class Limits:
                 f"{role} {name!r} has {size_gb:.1f} GB of weights, and at most {self.max_gb:g} GB may be loaded here; "
                 "choose a smaller one"
             )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def _positive(text: str) -> float:
@@ -84,7 +100,7 @@ def _positive(text: str) -> float:
     return value
 
 
-def _size_gb(name: str, role: str) -> float:
+def _size_gb(name: str, role: Role) -> float:
     source = Path(zoo.resolve(name)).expanduser()
     if source.is_dir():
         return sum(file.stat().st_size for file in source.glob("*.safetensors")) / 1e9

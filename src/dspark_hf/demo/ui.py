@@ -17,7 +17,7 @@ from ..prompts import demo_prompts
 from . import render
 from .race import readable
 from .service import MAX_NEW_TOKENS, DemoService, RaceRequest, new_tally, rows_from
-from .shelf import BUNDLED, DEFAULT_TARGET, UNTRAINED
+from .shelf import BUNDLED, DEFAULT_TARGET, UNTRAINED, Role
 from .tally import LaneTally, RaceTally
 from .visits import Visits
 from .zero_gpu import Races
@@ -75,7 +75,7 @@ class _Page:
     def __init__(self, service: DemoService, races: Races) -> None:
         self._races = races
         self._visits = Visits()
-        self._ids = service.shelf.limits.ids
+        self._limits = service.shelf.limits
         self._examples = {prompt.id: prompt.messages[0]["content"] for prompt in demo_prompts()}
         self._settings: list[Any] = []  # the components that all tabs read
         self._target: Any = None
@@ -87,7 +87,7 @@ class _Page:
         """What all tabs share."""
         with gr.Accordion("Settings: models, length, temperature, policy", open=False):
             with gr.Row():
-                self._target = self._names("Target", target, [DEFAULT_TARGET], "Hub id or folder")
+                self._target = self._names("Target", "target", target, [DEFAULT_TARGET], "Hub id or folder")
                 self._drafter = self._drafters("Drafter", drafter)
             with gr.Row():
                 max_new = gr.Slider(8, MAX_NEW_TOKENS, 96, step=8, label="New tokens, at most")
@@ -140,19 +140,18 @@ class _Page:
         gr.Examples([[text] for _, text in examples], [prompt], example_labels=labels, label="Examples")
         return prompt
 
-    def _names(self, label: str, value: str, names: Sequence[str], info: str) -> gr.Dropdown:
-        """A choice among names; of one's own where any may be loaded."""
-        choices = list(dict.fromkeys([value, *names] if self._ids is None else [*names, *self._ids]))
+    def _names(self, label: str, role: Role, value: str, suggested: Sequence[str], info: str) -> gr.Dropdown:
+        """A choice among names; of one's own too where any may be loaded."""
+        allowed = self._limits.names(role)
+        is_free = allowed is None
+        choices = list(dict.fromkeys([value, *suggested] if allowed is None else allowed))
         return gr.Dropdown(
-            choices,
-            value=value,
-            label=label,
-            info=None if self._ids is not None else info,
-            allow_custom_value=self._ids is None,
+            choices, value=value, label=label, info=info if is_free else None, allow_custom_value=is_free
         )
 
     def _drafters(self, label: str, value: str) -> gr.Dropdown:
-        return self._names(label, value, [BUNDLED, UNTRAINED], "bundled, untrained, Hub id or folder")
+        info = f"{BUNDLED}, {UNTRAINED}, Hub id or folder"
+        return self._names(label, "drafter", value, [BUNDLED, UNTRAINED], info)
 
     def _lanes(self, one: str, other: str, *, run: str, elem: str, shows_text: bool = True) -> list[Any]:
         """Buttons and places for what a race shows: run, stop, status, two lanes, results."""
