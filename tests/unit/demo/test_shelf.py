@@ -73,9 +73,7 @@ def test_only_listed_names_are_loaded(folder):
     shelf = shelf_of(Limits(targets=(target,), drafters=(drafter,)))
     assert shelf.drafter(drafter, target) is not None
     assert shelf.drafter(UNTRAINED, target) is not None
-    with pytest.raises(
-        ComparisonError, match="drafter '.*two' may not be loaded here; choose one of bundled, untrained"
-    ):
+    with pytest.raises(ComparisonError, match="may not be loaded here; choose one of bundled, untrained"):
         shelf.drafter(str(folder / "two"), target)
     with pytest.raises(ComparisonError, match="target 'other' may not be loaded here"):
         shelf.target("other")
