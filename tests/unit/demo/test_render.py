@@ -151,11 +151,6 @@ def test_budgets_have_a_cell_for_every_round_of_every_row():
     page = Page(render.budgets(lane))
     cells = [attrs["style"] for tag, attrs in page.elements if tag == "i"]
     assert cells == ["--b:100%", "--b:50%", "--b:0%", "--b:25%"]
-        "--b:100%",
-        "--b:50%",
-        "--b:0%",
-        "--b:25%",
-    ]
     assert "at most 4, policy threshold" in page.text and "ø 3.0" in page.text
     assert render.budgets(LaneTally("x", is_speculative=True)) == ""
 
