@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
@@ -15,11 +16,12 @@ from ..evaluation.settings import ComparisonError, ComparisonSettings
 from ..modeling_dspark import DSparkDraftModel
 from ..prompts import Prompt, encode_prompt
 from ..training.answering import pad_left
-from .events import Event, RaceFailed
+from .events import Event, LaneStopped, RaceFailed
 from .lanes import Job, Lane
 from .race import readable, run_race
 from .shelf import BUNDLED, DEFAULT_TARGET, Shelf
 from .tally import LaneTally, RaceTally
+from .turns import RaceStopped
 
 # What one visitor may ask for.
 MAX_PROMPT_TOKENS = 1024
@@ -28,6 +30,9 @@ MAX_ROWS = 16
 
 # Seconds between two views of a running race: reads as live, and leaves the processor to the race.
 VIEW_EVERY_S = 0.12
+
+# Seconds between two looks at whether a waiting race was cancelled.
+ASK_EVERY_S = 0.1
 
 WARM_UP = "Say hello."
 WARM_UP_TOKENS = 8
@@ -120,15 +125,32 @@ class DemoService:
     ) -> None:
         """The race, in a thread of its own; a text is a notice, None the end."""
         try:
-            with self._device:
+            with self._holding_device(is_cancelled):
                 put("" if self._is_loaded(request) else "Loading the models …")
                 job, lanes = self._prepare(request)
                 put("")
                 run_race(job, lanes, put, is_cancelled=is_cancelled, first=next(self._numbers) % 2)
+        except RaceStopped:
+            put(LaneStopped(0))
         except Exception as error:  # of loading, and of settings that the drafter cannot honour
             put(RaceFailed(readable(error)))
         finally:
             put(None)
+
+    @contextmanager
+    def _holding_device(self, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+        """Wait for the device, and give it back at the end.
+
+        Raises:
+            RaceStopped: the race was cancelled before.
+        """
+        while not self._device.acquire(timeout=ASK_EVERY_S):
+            if is_cancelled():
+                raise RaceStopped
+        try:
+            yield
+        finally:
+            self._device.release()
 
     def _is_loaded(self, request: RaceRequest) -> bool:
         return all(self.shelf.holds(drafter, request.target) for _, drafter in request.lanes)

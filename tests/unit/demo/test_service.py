@@ -175,3 +175,15 @@ def test_on_a_lent_gpu_wrong_names_cost_no_gpu_and_a_switch_stops():
     switch.set()
     assert last(views).was_stopped
     assert last(races(request_of(), threading.Event())).is_complete
+
+
+def test_a_race_that_waits_for_the_device_can_be_stopped():
+    service = DemoService(TinyShelf())
+    running = service.tallies(request_of(max_new_tokens=256), threading.Event())
+    next(running), next(running)
+    switch = threading.Event()
+    waiting = service.tallies(request_of(), switch)
+    assert next(waiting).notice == "Waiting for the device …"
+    switch.set()
+    assert last(waiting).was_stopped
+    running.close()
