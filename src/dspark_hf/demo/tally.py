@@ -42,8 +42,8 @@ class LaneTally:
 
     @property
     def tau(self) -> float | None:
-        """Tokens that a row's round commits, the target's own counted; None before the first round."""
-        return self.num_round_tokens / self.num_row_rounds if self.num_row_rounds else None
+        """Tokens that a row's round commits, the target's own counted; None before the first, and of plain lanes."""
+        return self.num_round_tokens / self.num_row_rounds if self.is_speculative and self.num_row_rounds else None
 
     @property
     def conditional_acceptance(self) -> list[float | None]:

@@ -1,7 +1,7 @@
 """Races on a Space whose GPU is lent for one call at a time (ZeroGPU)."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from ..errors import DSparkError
@@ -25,9 +25,10 @@ def races_on_lent_gpu(service: DemoService, gpu: Callable[..., Any]) -> Races:
         gpu: `spaces.GPU`, or what behaves like it.
     """
 
-    @gpu(duration=GPU_LEASE_S)
     def tallies_on_gpu(request: RaceRequest) -> Iterator[RaceTally]:
         yield from service.tallies(request, threading.Event())
+
+    lent: Callable[[RaceRequest], Generator[RaceTally, None, None]] = gpu(duration=GPU_LEASE_S)(tallies_on_gpu)
 
     def tallies(request: RaceRequest, stopped: threading.Event) -> Iterator[RaceTally]:
         tally = new_tally(request)
@@ -39,7 +40,7 @@ def races_on_lent_gpu(service: DemoService, gpu: Callable[..., Any]) -> Races:
             tally.error = readable(error)
             yield tally
             return
-        views = tallies_on_gpu(request)
+        views = lent(request)
         for tally in views:
             if stopped.is_set():
                 views.close()

@@ -42,7 +42,7 @@ def test_a_rejected_draft_leaves_the_text_as_it_was():
 def round_of(new_ids, drafts, num_verified, num_accepted):
     confidences = [0.9, 0.8, 0.7, 0.6][: len(drafts)]
     text = Detokenizer(word_tokenizer())
-    text.add(1)
+    text.add(5)
     return pieces_of_round(text, new_ids, drafts, confidences, num_verified, num_accepted)
 
 
