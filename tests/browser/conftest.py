@@ -53,7 +53,7 @@ def outside(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(playwright, outside, tmp_path_factory):
-    """Address of `dspark demo --offline` with SmolLM2."""
+    """Address of `dspark demo --offline` with SmolLM2, on one thread: the browser needs the other processor."""
     from dspark_hf import zoo
 
     zoo.resolve("smollm2-135m-instruct")  # fetched here: the server may not
@@ -67,7 +67,7 @@ def server(playwright, outside, tmp_path_factory):
     }
     environment.pop("OMP_NUM_THREADS", None)
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    command = [sys.executable, "-m", "dspark_cli", "demo", "--offline", "--port", str(port)]
+    command = [sys.executable, "-m", "dspark_cli", "demo", "--offline", "--threads", "1", "--port", str(port)]
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     address = f"http://127.0.0.1:{port}"

@@ -1,7 +1,8 @@
 """Bars with their values written beside them, as HTML: a phone has no pointer to hover with."""
 
 from dataclasses import dataclass
-from html import escape
+
+from .markup import escaped
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def bar_chart(title: str, unit: str, bars: list[Bar], *, full: float | None = No
     longest = full or max(known, default=0.0)
     rows = "".join(_row(bar, longest) for bar in bars)
     return (
-        f'<figure class="ds-chart"><figcaption>{escape(title)} <small>{escape(unit)}</small></figcaption>'
+        f'<figure class="ds-chart"><figcaption>{escaped(title)} <small>{escaped(unit)}</small></figcaption>'
         f'<div class="ds-bars">{rows}</div></figure>'
     )
 
@@ -38,7 +39,7 @@ def bar_chart(title: str, unit: str, bars: list[Bar], *, full: float | None = No
 def _row(bar: Bar, longest: float) -> str:
     percent = 100 * bar.value / longest if bar.value and longest else 0.0
     return (
-        f'<span class="ds-label">{escape(bar.label)}</span>'
+        f'<span class="ds-label">{escaped(bar.label)}</span>'
         f'<span class="ds-track"><span class="ds-bar ds-{bar.kind}" style="width:{percent:.1f}%"></span></span>'
-        f'<span class="ds-value">{escape(bar.text)}</span>'
+        f'<span class="ds-value">{escaped(bar.text)}</span>'
     )

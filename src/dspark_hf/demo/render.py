@@ -1,10 +1,10 @@
 """Tallies as HTML. Every text that comes from a visitor, a model or a file is escaped here."""
 
 from collections.abc import Iterable
-from html import escape
 
 from .bars import Bar, bar_chart
 from .events import Piece, TextsCompared
+from .markup import escaped
 from .tally import LaneTally, RaceTally
 
 _STAGE_NAMES = {
@@ -19,22 +19,22 @@ _STAGE_NAMES = {
 def status(tally: RaceTally) -> str:
     """One line: what is going on, or what went wrong."""
     if tally.error is not None:
-        return f'<div class="ds-status ds-error" role="alert">{escape(tally.error)}</div>'
+        return f'<div class="ds-status ds-error" role="alert">{escaped(tally.error)}</div>'
     if tally.was_stopped:
         return '<div class="ds-status">Stopped. The numbers are of what was generated before.</div>'
     if tally.notice:
-        return f'<div class="ds-status ds-busy" role="status">{escape(tally.notice)}</div>'
+        return f'<div class="ds-status ds-busy" role="status">{escaped(tally.notice)}</div>'
     return ""
 
 
 def lane(tally: LaneTally, *, shows_text: bool = True) -> str:
-    """A lane: its name, its speed, what it has done, and its text."""
+    """A lane: its name, its speed, what it has done, its text and what the text's colours mean."""
     text = f'<div class="ds-text">{_pieces(tally.pieces, tally.is_speculative)}</div>' if shows_text else ""
-    state = "ds-done" if tally.is_done else "ds-open"
+    key = legend() if shows_text and tally.is_speculative else ""
     return (
-        f'<section class="ds-lane {state}" aria-label="{escape(tally.name)}"><header><b>{escape(tally.name)}</b>'
+        f'<section class="ds-lane" aria-label="{escaped(tally.name)}"><header><b>{escaped(tally.name)}</b>'
         f'<span class="ds-speed">{_number(tally.tokens_per_s, 1)} <small>tokens/s</small></span></header>'
-        f'<div class="ds-facts">{_facts(tally)}</div>{text}</section>'
+        f'<div class="ds-facts">{_facts(tally)}</div>{text}{key}</section>'
     )
 
 
@@ -43,7 +43,7 @@ def legend() -> str:
     return (
         '<div class="ds-legend"><span class="ds-a">accepted draft</span> <s class="ds-r">rejected draft</s> '
         '<span class="ds-o">the target\'s own token</span> '
-        "<small>The greener, the surer the drafter was; hover over a token for its confidence.</small></div>"
+        "<small>Greener: the drafter was surer. Hover for its confidence.</small></div>"
     )
 
 
@@ -68,7 +68,7 @@ def agreement(texts: TextsCompared | None) -> str:
     if texts is None:
         return ""
     kind, line = _agreement(texts)
-    return f'<p class="ds-agreement ds-{kind}">{escape(line)}</p>'
+    return f'<p class="ds-agreement ds-{kind}">{escaped(line)}</p>'
 
 
 def budgets(tally: LaneTally) -> str:
@@ -79,7 +79,7 @@ def budgets(tally: LaneTally) -> str:
     rows = "".join(_budget_row(row, tally.budgets[row], most) for row in sorted(tally.budgets))
     return (
         '<figure class="ds-chart ds-wide"><figcaption>Budgets <small>drafts sent to the target, by row and round; at '
-        f"most {most}, policy {escape(tally.policy or '')}</small></figcaption>"
+        f"most {most}, policy {escaped(tally.policy or '')}</small></figcaption>"
         f'<div class="ds-budgets">{rows}</div></figure>'
     )
 
@@ -104,12 +104,12 @@ def _facts(tally: LaneTally) -> str:
 
 def _pieces(pieces: Iterable[Piece], is_speculative: bool) -> str:
     if not is_speculative:
-        return escape("".join(piece.text for piece in pieces))
+        return escaped("".join(piece.text for piece in pieces))
     return "".join(_piece(piece) for piece in pieces if piece.text)
 
 
 def _piece(piece: Piece) -> str:
-    text = escape(piece.text)
+    text = escaped(piece.text)
     if piece.kind == "own":
         return f'<span class="ds-o" title="the target\'s own token">{text}</span>'
     sure = "" if piece.confidence is None else f", confidence {piece.confidence:.0%}"
@@ -128,7 +128,7 @@ def _headline(tally: RaceTally) -> str:
     ratio = tally.speed_ratio
     if ratio is None:
         return ""
-    return f"{escape(second.name)} is <b>{ratio:.2f}x</b> as fast as {escape(first.name)}."
+    return f"{escaped(second.name)} is <b>{ratio:.2f}x</b> as fast as {escaped(first.name)}."
 
 
 def _agreement(texts: TextsCompared) -> tuple[str, str]:
@@ -160,7 +160,7 @@ def _acceptance_chart(tally: LaneTally, title: str) -> str:
         Bar(f"slot {slot}", share, "–" if share is None else f"{share:.0%}", "fast")
         for slot, share in enumerate(tally.conditional_acceptance, start=1)
     ]
-    return bar_chart(title, "% of those whose predecessors were", bars, full=1.0)
+    return bar_chart(title, "% of those reached", bars, full=1.0)
 
 
 def _stage_chart(tally: LaneTally, title: str) -> str:

@@ -29,6 +29,8 @@ BATCH_SIZES = (2, 4, 8, 16)
 MAX_DRAFTS = 16
 OWN_POLICY = "the drafter's own"
 
+_PLAIN = "plain"
+
 _CSS = Path(__file__).with_name("style.css")
 _INTRO = """# DSpark: the same text in less time
 A small drafter guesses several tokens, the model checks them all at once and keeps those that it would have said
@@ -112,7 +114,7 @@ class _Page:
         """Plain against DSpark on one prompt."""
         gr.Markdown(_RACE)
         prompt = self._prompt()
-        outputs = self._lanes("plain", "DSpark", run="Race", elem="race")
+        outputs = self._lanes(_PLAIN, "DSpark", run="Race", elem="race")
         inputs = [prompt, self._drafter, *self._settings]
         self._connect("race", self._race_request, inputs, outputs)
 
@@ -130,7 +132,7 @@ class _Page:
         """Plain against DSpark on several prompts together."""
         gr.Markdown(_BATCH)
         size = gr.Radio(list(BATCH_SIZES), value=BATCH_SIZES[1], label="Batch size", info="Rows: the examples in turn")
-        outputs = self._lanes("plain batch", "DSpark batch", run="Run the batch", elem="batch", shows_text=False)
+        outputs = self._lanes(_PLAIN, "DSpark", run="Run the batch", elem="batch", shows_text=False)
         self._connect("batch", self._batch_request, [size, self._drafter, *self._settings], outputs, shows_text=False)
 
     def _prompt(self) -> gr.Textbox:
@@ -159,12 +161,10 @@ class _Page:
             run_button = gr.Button(run, variant="primary", size="lg", scale=4, elem_id=f"{elem}-run")
             stop = gr.Button("Stop", size="lg", scale=1, min_width=90, interactive=False, elem_id=f"{elem}-stop")
         status = gr.HTML(elem_id=f"{elem}-status")
-        if shows_text:
-            gr.HTML(render.legend())
         with gr.Row(elem_classes=[] if shows_text else ["ds-batch"]):
             places = [
                 gr.HTML(
-                    render.lane(LaneTally(name, is_speculative=False), shows_text=shows_text),
+                    render.lane(LaneTally(name, is_speculative=name != _PLAIN), shows_text=shows_text),
                     elem_id=f"{elem}-lane-{number}",
                     min_width=280,
                 )
@@ -234,11 +234,11 @@ class _Page:
         yield view(tally, True)
 
     def _race_request(self, prompt: str, drafter: str, target: str, *settings: Any) -> RaceRequest:
-        return RaceRequest((("plain", None), ("DSpark", drafter)), (prompt,), _comparison(*settings), target)
+        return RaceRequest(((_PLAIN, None), ("DSpark", drafter)), (prompt,), _comparison(*settings), target)
 
     def _batch_request(self, size: int, drafter: str, target: str, *settings: Any) -> RaceRequest:
         prompts = rows_from(list(self._examples.values()), int(size))
-        lanes = (("plain batch", None), ("DSpark batch", drafter))
+        lanes = ((_PLAIN, None), ("DSpark", drafter))
         return RaceRequest(lanes, prompts, _comparison(*settings), target)
 
 

@@ -126,5 +126,7 @@ def test_the_readme_names_every_variable():
 
 def test_only_the_page_imports_gradio():
     source = Path(service.__file__).parents[1]
-    importing = [path for path in source.rglob("*.py") if re.search(r"^\s*(import|from) gradio", path.read_text(), re.M)]
+    importing = [
+        path for path in source.rglob("*.py") if re.search(r"^\s*(import|from) gradio", path.read_text(), re.M)
+    ]
     assert [path.name for path in importing] == ["ui.py"]

@@ -74,14 +74,14 @@ def finished():
 def test_a_lane_shows_speed_counts_and_where_each_token_comes_from():
     page = Page(render.lane(speculative()))
     assert "16.0 tokens/s" in page.text and "4 tokens · 2 target forwards · tau 3.00 · 0.2 s" in page.text
-    assert page.text.endswith("The cat sits un on")
-    accepted = [attrs["title"] for attrs in page.having("ds-a")]
+    assert "The cat sits un on" in page.text
+    accepted = [attrs["title"] for attrs in page.having("ds-a") if "title" in attrs]
     assert accepted == ["draft in slot 1, confidence 90%: accepted", "draft in slot 2, confidence 50%: accepted"]
-    assert [attrs["title"] for attrs in page.having("ds-r")] == [
+    assert [attrs["title"] for attrs in page.having("ds-r") if "title" in attrs] == [
         "draft in slot 3, confidence 25%: rejected, and 1 behind it fell too"
     ]
     assert [tag for tag, attrs in page.elements if attrs.get("class") == "ds-r"] == ["s"]
-    assert len(page.having("ds-o")) == 2
+    assert len([attrs for attrs in page.having("ds-o") if "title" in attrs]) == 2
 
 
 def test_a_plain_lane_has_no_tau_and_no_colours():
