@@ -161,12 +161,11 @@ class _Page:
             run_button = gr.Button(run, variant="primary", size="lg", scale=4, elem_id=f"{elem}-run")
             stop = gr.Button("Stop", size="lg", scale=1, min_width=90, interactive=False, elem_id=f"{elem}-stop")
         status = gr.HTML(elem_id=f"{elem}-status")
-        with gr.Row(elem_classes=[] if shows_text else ["ds-batch"]):
+        with gr.Row(elem_classes=["ds-lanes"] if shows_text else ["ds-lanes", "ds-batch"]):
             places = [
                 gr.HTML(
                     render.lane(LaneTally(name, is_speculative=name != _PLAIN), shows_text=shows_text),
                     elem_id=f"{elem}-lane-{number}",
-                    min_width=280,
                 )
                 for number, name in enumerate((one, other))
             ]
