@@ -30,6 +30,7 @@ MAX_DRAFTS = 16
 OWN_POLICY = "the drafter's own"
 
 _PLAIN = "plain"
+_QUEUE_IS_FULL = "Too many visitors are waiting; try again in a minute."
 
 _CSS = Path(__file__).with_name("style.css")
 _INTRO = """# DSpark: the same text in less time
@@ -92,7 +93,7 @@ class _Page:
                 self._target = self._names("Target", "target", target, [DEFAULT_TARGET], "Hub id or folder")
                 self._drafter = self._drafters("Drafter", drafter)
             with gr.Row():
-                max_new = gr.Slider(8, MAX_NEW_TOKENS, 96, step=8, label="New tokens, at most")
+                max_new = gr.Slider(8, MAX_NEW_TOKENS, 64, step=8, label="New tokens, at most")
                 temperature = gr.Slider(0, 1.5, 0, step=0.1, label="Temperature", info="0 is greedy")
             with gr.Row():
                 policy = gr.Dropdown(
@@ -204,7 +205,11 @@ class _Page:
             self._visits.stop(str(request.session_hash), tab)
 
         begun = run.click(begin, None, [run, stop, status], queue=False, api_visibility="private")
-        begun.success(
+
+        def give_back() -> tuple[Any, Any, str]:
+            return gr.Button(interactive=True), gr.Button(interactive=False), _error(_QUEUE_IS_FULL)
+
+        raced = begun.success(
             race,
             inputs,
             outputs,
@@ -213,6 +218,7 @@ class _Page:
             show_progress="hidden",
             api_visibility="private",
         )
+        raced.failure(give_back, None, [run, stop, status], queue=False, api_visibility="private")
         stop.click(stop_race, None, None, queue=False, api_visibility="private")
 
     def _views(

@@ -121,7 +121,7 @@ def test_a_threshold_is_passed_under_its_policy_only():
 
 def test_examples_are_distinct_and_short():
     prompts = demo_prompts()
-    assert len(prompts) == 8
+    assert len(prompts) == 7
     assert all(len(prompt.id) <= 10 and len(prompt.messages[0]["content"]) < 200 for prompt in prompts)
 
 
