@@ -137,7 +137,9 @@ def _agreement(texts: TextsCompared) -> tuple[str, str]:
     if texts.num_same == texts.num_rows:
         whose = "Both texts are" if texts.num_rows == 1 else f"All {texts.num_rows} texts are"
         return "same", f"✓ {whose} the same, token for token."
-    where = f"after {texts.position} tokens" if texts.num_rows == 1 else f"in {texts.num_rows - texts.num_same} rows"
+    num_differing = texts.num_rows - texts.num_same
+    rows = "in one row" if num_differing == 1 else f"in {num_differing} rows"
+    where = f"after {texts.position} tokens" if texts.num_rows == 1 else rows
     if texts.is_error:
         return "differ", f"✗ The texts part {where}, and rounding does not explain it: this is a bug, please report it."
     gap = "" if texts.token_gap is None else f" ({texts.token_gap:.3f} logits apart)"
