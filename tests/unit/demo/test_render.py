@@ -133,7 +133,7 @@ def test_results_name_ratio_agreement_and_bars_with_units():
         (
             TextsCompared(4, 3, True, "bfloat16", 2, 5, 0.1),
             "near",
-            "3 of 4 texts are the same. The texts part in 1 row",
+            "3 of 4 texts are the same. The texts part in one row",
         ),
         (TextsCompared(1, 0, True, "float32", 0, 3, 2.0, is_error=True), "differ", "please report it"),
     ],
