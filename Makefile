@@ -9,16 +9,19 @@ BIN := $(VENV)/bin
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-full test-gpu check fix clean
+.PHONY: help quickstart demo test test-full test-gpu test-browser check fix clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo 'ARGS="..." is passed on:             make test ARGS="-k accept -x"'
 	@echo 'PYTHON=... makes .venv from another:  make clean test PYTHON=python3.12'
 
 quickstart: $(VENV)/.stamp-zoo ## plain and speculative generation side by side
 	$(BIN)/dspark compare $(ARGS)
+
+demo: $(VENV)/.stamp-demo ## the same side by side in a browser
+	$(BIN)/dspark demo $(ARGS)
 
 test: $(VENV)/.stamp-test ## the tests, without the ones that take minutes or a GPU
 	$(BIN)/pytest -m "not full and not gpu" $(ARGS)
@@ -28,6 +31,9 @@ test-full: $(VENV)/.stamp-test ## all tests that need no GPU
 
 test-gpu: $(VENV)/.stamp-test ## the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)
+
+test-browser: $(VENV)/.stamp-browser ## the demo's page, in a chromium of the system
+	$(BIN)/pytest tests/browser tests/unit/demo $(ARGS)
 
 check: $(VENV)/.stamp-test ## lint, format and types
 	$(BIN)/ruff check .
@@ -71,6 +77,14 @@ endef
 $(VENV)/.stamp-zoo: pyproject.toml constraints.txt $(VENV)/.stamp-venv
 	$(call install,zoo)
 	@touch $@
+
+$(VENV)/.stamp-browser: pyproject.toml constraints.txt $(VENV)/.stamp-test
+	$(call install,demo$(comma)browser)
+	@touch $@
+
+$(VENV)/.stamp-demo: pyproject.toml constraints.txt $(VENV)/.stamp-venv
+	$(call install,demo$(comma)zoo)
+	@touch $(VENV)/.stamp-zoo $@
 
 $(VENV)/.stamp-test: pyproject.toml constraints.txt $(VENV)/.stamp-venv
 	$(call install,test$(comma)train$(comma)zoo)

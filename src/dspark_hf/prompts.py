@@ -25,6 +25,7 @@ __all__ = [
     "Prompt",
     "PromptFileError",
     "chat_template_of",
+    "demo_prompts",
     "encode_prompt",
     "load_prompts",
     "quickstart_prompts",
@@ -62,8 +63,17 @@ class ChatTemplate:
 
 def quickstart_prompts() -> list[Prompt]:
     """The short prompts shipped with the package: arithmetic, code, translation and so on."""
-    text = resources.files("dspark_hf").joinpath("data/quickstart_prompts.jsonl")
-    return _parse_prompts(text.read_text(encoding="utf-8"), Path("quickstart_prompts.jsonl"))
+    return _shipped("quickstart_prompts.jsonl")
+
+
+def demo_prompts() -> list[Prompt]:
+    """The demo's examples, one of each kind; their ids are names of kinds."""
+    return _shipped("demo_prompts.jsonl")
+
+
+def _shipped(name: str) -> list[Prompt]:
+    text = resources.files("dspark_hf").joinpath("data", name)
+    return _parse_prompts(text.read_text(encoding="utf-8"), Path(name))
 
 
 def load_prompts(path: str | Path) -> list[Prompt]:

@@ -27,9 +27,6 @@ OTHERS = [*sorted(set(ROOT.glob("*.md")) - set(PAGES)), *sorted((ROOT / "model_c
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
-# Commands that the pages name and that come with other changes; checked like all others as soon as they are there.
-COMING = {"card", "demo", "push"}
-
 # What a block must have otherwise to be run here; all else is run as it stands, on a tiny pair under the real name.
 CHANGES = {
     "generate.md": {"path/or/hub-id-of-the-model": "target"},
@@ -131,8 +128,6 @@ def commands(page):
 
 def check_dspark(words, is_whole):
     command = typer.main.get_command(dspark_cli.app)
-    if words and words[0] in COMING and words[0] not in command.commands:
-        return
     while words and words[0] in getattr(command, "commands", {}):
         command, words = command.commands[words[0]], words[1:]
     is_unknown = hasattr(command, "commands") and words and not words[0].startswith("-")

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from dspark_hf import IncompatibleTargetError, SpeculationReport, UnsupportedGenerationError
 from dspark_hf.evaluation import ComparisonError, ComparisonInterrupted, ComparisonSettings, compare, provenance
 from dspark_hf.evaluation.agreement import explain_difference, first_difference
-from dspark_hf.evaluation.compare import _Bench, _drafter_arguments
+from dspark_hf.evaluation.compare import _Bench, drafter_arguments
 from dspark_hf.evaluation.intervals import bootstrap
 from dspark_hf.evaluation.render import render
 from dspark_hf.evaluation.results import GenerationTiming, PromptResult, RunPair, pooled_numbers
@@ -130,7 +130,7 @@ def test_settings_name_value_and_rule(changes, message):
 
 def test_a_threshold_equal_to_the_one_transformers_merges_is_not_taken_for_unset(target):
     config = tiny_drafter(target, confidence_threshold=0.9).config
-    asked = _drafter_arguments(config, settings(policy="threshold", threshold=0.4), "threshold")
+    asked = drafter_arguments(config, settings(policy="threshold", threshold=0.4), "threshold")
     threshold = asked["assistant_confidence_threshold"]
     assert threshold != 0.4
     assert torch.tensor(threshold, dtype=torch.float32) == torch.tensor(0.4, dtype=torch.float32)

@@ -31,6 +31,7 @@ ORDER = [
     ["prompts", "zoo_wheel", "zoo"],
     ["fitting."],
     ["evaluation.", "training.", "hub."],
+    ["demo."],
     [""],  # the package's __init__
 ]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -21,11 +21,13 @@ class EndedRounds:
         drafter: Whose rounds they are.
         generation: A number that tells generations of this process apart.
         rows: Each row's place in the batch of its generate() call.
-        confidence_logits: float32 `[len(rows), slots]`, raw, on the target's device; None without a confidence head.
+        confidence_logits: float32 `[len(rows), slots]`, raw, on the target's device; None without a confidence head,
+            and where nothing was drafted.
         survival: float32 `[len(rows), slots]`, `a_k` as the policy saw it; likewise.
         num_verified: Drafts of each row that the target saw.
         num_accepted: Drafts of each row that were accepted (bonus token not counted).
         is_sampled: Whether the generation samples; what is accepted in greedy ones follows another law.
+        draft_tokens: int64 `[len(rows), slots]`, on the target's device; None where nothing was drafted.
     """
 
     drafter: DSparkDraftModel
@@ -36,25 +38,36 @@ class EndedRounds:
     num_verified: tuple[int, ...]
     num_accepted: tuple[int, ...]
     is_sampled: bool
+    draft_tokens: Tensor | None = None
 
 
 RoundObserver: TypeAlias = Callable[[EndedRounds], None]
 
-_OBSERVERS: ContextVar[tuple[RoundObserver, ...]] = ContextVar("dspark_round_observers", default=())
+
+class _Listener(NamedTuple):
+    observer: RoundObserver
+    hears_plain: bool
+
+
+_LISTENERS: ContextVar[tuple[_Listener, ...]] = ContextVar("dspark_round_observers", default=())
 _GENERATIONS = itertools.count()
 
 
 @contextmanager
-def observe_rounds(observer: RoundObserver) -> Iterator[None]:
+def observe_rounds(observer: RoundObserver, *, with_plain: bool = False) -> Iterator[None]:
     """Call `observer` after every round of this thread (or asyncio task) inside the block. Blocks nest.
 
-    It is called between rounds, so it must be quick, and not read from the device if that matters.
+    It is called between rounds, so it must be quick, and not read from the device if that matters. What it raises ends
+    the generate() call.
+
+    Args:
+        with_plain: Whether it also hears of rounds in which nothing was drafted.
     """
-    token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
+    token = _LISTENERS.set((*_LISTENERS.get(), _Listener(observer, with_plain)))
     try:
         yield
     finally:
-        _OBSERVERS.reset(token)
+        _LISTENERS.reset(token)
 
 
 class RoundTeller:
@@ -82,15 +95,18 @@ class RoundTeller:
         """Report rounds that ended.
 
         Args:
-            proposal: Of all rows; None: nothing was drafted, so nothing is told.
+            proposal: Of all rows; None: nothing was drafted, so only who asked for plain rounds is told.
             places: Which rows of the proposal.
             rows, num_verified, num_accepted: As in [`EndedRounds`], one per place.
         """
-        observers = _OBSERVERS.get()
-        if not observers or proposal is None or not places:
+        listeners = [listener for listener in _LISTENERS.get() if proposal is not None or listener.hears_plain]
+        if not listeners or not places:
             return
-        logits, survival = proposal.block.confidence_logits, proposal.confidence.survival
         index = list(places)
+        logits = survival = tokens = None
+        if proposal is not None:
+            logits, survival = proposal.block.confidence_logits, proposal.confidence.survival
+            tokens = proposal.block.tokens[index]
         ended = EndedRounds(
             drafter=self._drafter,
             generation=self._generation,
@@ -100,6 +116,7 @@ class RoundTeller:
             num_verified=tuple(num_verified),
             num_accepted=tuple(num_accepted),
             is_sampled=self._is_sampled,
+            draft_tokens=tokens,
         )
-        for observer in observers:
-            observer(ended)
+        for listener in listeners:
+            listener.observer(ended)

@@ -110,9 +110,9 @@ class _Bench:
         self._settings = settings
         self.policy = settings.policy or policy_without_a_word(target, drafter)
         self.num_draft_tokens = settings.num_assistant_tokens or drafter.config.block_size
-        self._plain_config = _plain_config(target, settings)
+        self._plain_config = plain_config(target, settings)
         self._dspark_config = copy.deepcopy(self._plain_config)
-        self._dspark_config.update(**_drafter_arguments(drafter.config, settings, self.policy))
+        self._dspark_config.update(**drafter_arguments(drafter.config, settings, self.policy))
 
     def warm_up(self, ids: Tensor) -> None:
         """Run both paths for a few tokens: first calls pick kernels, allocate and fill caches."""
@@ -172,7 +172,7 @@ class _Bench:
             torch.cuda.synchronize(self._target.device)
 
 
-def _plain_config(target: PreTrainedModel, settings: ComparisonSettings) -> GenerationConfig:
+def plain_config(target: PreTrainedModel, settings: ComparisonSettings) -> GenerationConfig:
     """The target's own config (end-of-text ids, penalties), length and sampling as set."""
     config: GenerationConfig = copy.deepcopy(target.generation_config)
     # Neutral values, not None: None would be filled from the target's own config. Of top_k that is
@@ -191,7 +191,7 @@ def _plain_config(target: PreTrainedModel, settings: ComparisonSettings) -> Gene
     return config
 
 
-def _drafter_arguments(config: DSparkConfig, settings: ComparisonSettings, policy: str) -> dict[str, Any]:
+def drafter_arguments(config: DSparkConfig, settings: ComparisonSettings, policy: str) -> dict[str, Any]:
     """What the speculative call's generation config has beyond the plain one's.
 
     Raises:

@@ -89,7 +89,7 @@ def load_drafter(
     if folder is not None:
         name, kind = str(folder), "bundled"
     if name is None:
-        return LoadedDrafter(_untrained(target, tokenizer, seed), "untrained", "untrained")
+        return LoadedDrafter(untrained_drafter(target, tokenizer, seed), "untrained", "untrained")
     drafter = _placed(_from_pretrained(name, target.dtype), target.device)
     refuse_target(target, drafter)
     read_from = folder or checkpoint_folder(name, getattr(drafter.config, "_commit_hash", None))
@@ -117,7 +117,8 @@ def bundled_drafter(target_name: str, target_config: PreTrainedConfig) -> Path |
     return folder if all(ours.get(key) == value for key, value in pairs.items()) else None
 
 
-def _untrained(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> DSparkDraftModel:
+def untrained_drafter(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> DSparkDraftModel:
+    """A drafter with random weights: right output, no speed-up; the caller's random state is left as it was."""
     config = DSparkConfig.from_target(target.config, tokenizer=tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
