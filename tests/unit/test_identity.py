@@ -53,8 +53,12 @@ def test_a_drafter_in_several_files_is_the_same_drafter(drafter):
     facts, weights = checkpoint_facts(drafter), load_file(drafter / "model.safetensors")
     (drafter / "model.safetensors").unlink()
     names = sorted(weights)
+    places = {}
     for i, part in enumerate((names[:3], names[3:]), start=1):
-        save_file({name: weights[name] for name in part}, drafter / f"model-0000{i}-of-00002.safetensors")
+        file = f"model-0000{i}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, drafter / file)
+        places |= dict.fromkeys(part, file)
+    (drafter / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     assert checkpoint_facts(drafter) == facts
 
 

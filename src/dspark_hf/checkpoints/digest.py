@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointFormatError
 from .detect import to_dspark_config_dict
-from .weights import check_weights_in
+from .weights import check_weights_in, weight_files
 
 # Frozen copies of the target's that DeepSpec stores; a drafter does not read them.
 _TARGETS_OWN = ("embed_tokens.", "lm_head.")
@@ -58,10 +58,8 @@ def checkpoint_facts(folder: Path) -> CheckpointFacts:
 
 def _places(folder: Path) -> dict[str, Path]:
     """Which file holds each tensor of the drafter."""
-    whole = folder / "model.safetensors"
-    paths = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     places: dict[str, Path] = {}
-    for path in paths:
+    for path in weight_files(folder):
         with _opened(path) as file:
             places |= {name: path for name in file.keys() if not name.startswith(_TARGETS_OWN)}  # noqa: SIM118
     return places
