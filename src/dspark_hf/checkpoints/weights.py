@@ -1,10 +1,14 @@
 """Whether a local folder holds a drafter's weights, told before transformers looks: its errors name no way out."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import CheckpointFormatError
 from .detect import to_dspark_config_dict
+
+# Modules that a drafter computes with; weights of theirs that have no place are part of another computation.
+_COMPUTED = ("fc.", "hidden_norm.", "layers.", "norm.", "markov_head.", "confidence_head.", "logit_head.")
 
 
 def check_weights_in(name: str) -> None:
@@ -33,4 +37,27 @@ def check_weights_in(name: str) -> None:
             "with save_pretrained(), or pass use_safetensors=False if you trust it"
             if pickles
             else f"{folder} has a config.json and no model.safetensors; download it again, with its weights"
+        )
+
+
+def check_leftovers(name: str, surplus: Iterable[str]) -> None:
+    """Raise where stored weights without a place say that the config describes another drafter than the weights.
+
+    Args:
+        surplus: Names of those weights.
+
+    Raises:
+        CheckpointFormatError: a reduced draft vocabulary, a head or a layer that the config does not know of.
+    """
+    if "d2t" in surplus:
+        raise CheckpointFormatError(
+            f"{name} has a reduced draft vocabulary (d2t) that its config.json does not mention; add draft_vocab_size "
+            "there, the length of d2t"
+        )
+    computed = sorted(key for key in surplus if key.startswith(_COMPUTED))
+    if computed:
+        raise CheckpointFormatError(
+            f"{name} holds {len(computed)} weights that a drafter as its config.json describes it does not have, among "
+            f"them {computed[:3]}; without them it would draft something else. Expected only weights of the described "
+            "layers and heads: correct config.json, or download the drafter again"
         )
