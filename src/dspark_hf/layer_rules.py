@@ -1,10 +1,7 @@
 """The rules of a drafter's layout and layers: which slots draft, what a slot may see, how a layer is built."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .configuration_dspark import DSparkConfig
+from typing import Any
 
 DRAFT_LAYOUTS = ("anchor_first", "fill_in")
 SLIDING = "sliding_attention"
@@ -16,8 +13,8 @@ LAYER_STYLES = ("qwen3", "gemma4")
 Rule = tuple[bool, str, Any, str]  # whether it holds, field, value, what the field must be
 
 
-def rules_of_layers(config: "DSparkConfig") -> Iterator[Rule]:
-    """The rules one after the other; each may rely on those before it."""
+def rules_of_layers(config: Any) -> Iterator[Rule]:
+    """The rules of a `DSparkConfig`, one after the other; each may rely on those before it."""
     for name, known in (
         ("draft_layout", DRAFT_LAYOUTS),
         ("window_start", WINDOW_STARTS),
@@ -42,7 +39,7 @@ def rules_of_layers(config: "DSparkConfig") -> Iterator[Rule]:
     yield from _rules_of_styles(config)
 
 
-def _rules_of_windows(config: "DSparkConfig", slides: bool) -> Iterator[Rule]:
+def _rules_of_windows(config: Any, slides: bool) -> Iterator[Rule]:
     window = config.sliding_window
     if slides:
         yield (
@@ -62,7 +59,7 @@ def _rules_of_windows(config: "DSparkConfig", slides: bool) -> Iterator[Rule]:
     )
 
 
-def _rules_of_styles(config: "DSparkConfig") -> Iterator[Rule]:
+def _rules_of_styles(config: Any) -> Iterator[Rule]:
     is_gemma = config.layer_style == "gemma4"
     yield (
         is_gemma or not config.attention_k_eq_v,

@@ -11,7 +11,8 @@ SOURCE = Path(dspark_hf.__file__).parent
 # Each module may import from the groups before it, and from its own.
 ORDER = [
     ["errors", "_version"],
-    ["_compat", "_machine", "checkpoints.detect", "checkpoints.weights", "target_traits"],
+    ["_compat", "_machine", "layer_rules", "target_traits"],
+    [f"checkpoints.{name}" for name in ("fields", "deepspec", "zlab", "specforge", "speculators", "detect", "weights")],
     ["configuration_dspark", "config_rules"],
     ["model."],
     ["modeling_dspark"],
@@ -21,6 +22,7 @@ ORDER = [
     ["prompts", "zoo_wheel", "zoo"],
     ["fitting."],
     ["evaluation.", "training."],
+    ["checkpoints."],
     [""],  # the package's __init__
 ]
 
