@@ -17,10 +17,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..model.draft_vocab import draft_index
-from ..model.packed_blocks import PackedBlocks
 from ..modeling_dspark import DSparkDraftModel, treat_logits
 from ..training.anchors import AnchorBlocks, build_blocks, possible_anchors
 from ..training.features import TargetFeatures, TargetReader
+from ..training.packed_forward import packed_hidden
 
 
 @dataclass(frozen=True)
@@ -145,20 +145,9 @@ def _draft(
     drafter: DSparkDraftModel, reader: TargetReader, features: Tensor, blocks: AnchorBlocks
 ) -> tuple[Tensor, Tensor | None]:
     """`h_k` `[blocks, slots, hidden]` and `W_1[x_{k-1}]` on the text's own tokens."""
-    previous = blocks.previous_tokens[0]
-    num_blocks, size = previous.shape
-    block_ids = torch.full_like(previous, drafter.config.mask_token_id)
-    block_ids[:, 0] = previous[:, 0]
-    positions = blocks.anchor_positions[0, :, None] + torch.arange(size, device=previous.device)
-    outputs = drafter(
-        inputs_embeds=drafter.embed(block_ids.view(1, -1), reader.embedding),
-        position_ids=positions.view(1, -1),
-        context_features=features.to(drafter.dtype),
-        context_position_ids=torch.arange(features.shape[1], device=previous.device)[None],
-        attention_mask=PackedBlocks(blocks.anchor_positions, size),
-    )
-    hidden = outputs.last_hidden_state.view(num_blocks, size, -1)
-    return hidden, None if drafter.markov_head is None else drafter.markov_head.embed(previous)
+    hidden = packed_hidden(drafter, drafter, reader.embedding, features, blocks)
+    head = drafter.markov_head
+    return hidden, None if head is None else head.embed(blocks.previous_tokens[0])
 
 
 def _draft_logits(
