@@ -163,7 +163,7 @@ def _check_rope(config: "DSparkConfig") -> None:
     for name in _ROPE_NEEDS[rope_type]:
         value = config.rope_parameters.get(name)
         _require(_is_positive(value), f"rope_parameters[{name!r}]", value, f"must be a number > 0 for {rope_type!r}")
-    part = config.rope_parameters.get("partial_rotary_factor")
+    part: Any = config.rope_parameters.get("partial_rotary_factor")
     _require(
         rope_type != "proportional" or part <= 1,
         "rope_parameters['partial_rotary_factor']",

@@ -202,7 +202,8 @@ class DSparkDraftModel(PreTrainedModel):
     def _masks_by_layer(
         self, mask: AttentionMask, slots: Tensor, new_positions: Tensor, cache: DraftCache | None
     ) -> Sequence[AttentionMask]:
-        windows = [layer.self_attn.window for layer in self.layers]  # type: ignore[union-attr]  # all are our layers
+        layers: Any = self.layers
+        windows = [layer.self_attn.window for layer in layers]
         if isinstance(mask, PackedBlocks) or not any(windows):
             return [mask] * len(windows)  # packed blocks are narrowed by each layer itself
         keys = new_positions

@@ -136,7 +136,7 @@ def head_fields(what: str, *places: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {name: agreed(what, name, *places) for name in _HEADS}
     rank = found["markov_rank"] or 0
-    defaults = {"markov_rank": 0}
+    defaults: dict[str, Any] = {"markov_rank": 0}
     if not rank:  # such files leave out what there is none of
         defaults |= {"markov_head_type": "vanilla", "confidence_head_with_markov": False}
     if found["enable_confidence_head"] is False:

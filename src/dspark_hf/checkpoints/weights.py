@@ -4,6 +4,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from ..errors import CheckpointFormatError
 from .detect import to_dspark_config_dict
 
@@ -30,6 +33,7 @@ def check_weights_in(name: str) -> None:
         except ValueError as error:
             raise CheckpointFormatError(f"{config} is not valid JSON ({error}); download it again") from error
         to_dspark_config_dict(content)  # of another format, the weights are not the point
+        _check_draft_vocabulary(folder)
     if config.is_file() and not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for path in folder.glob("*.bin"))
         raise CheckpointFormatError(
@@ -37,6 +41,26 @@ def check_weights_in(name: str) -> None:
             "with save_pretrained(), or pass use_safetensors=False if you trust it"
             if pickles
             else f"{folder} has a config.json and no model.safetensors; download it again, with its weights"
+        )
+
+
+def _check_draft_vocabulary(folder: Path) -> None:
+    """Raise where the two stored forms of a draft vocabulary, a mask and offsets, name different tokens."""
+    stored: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                stored |= {name: file.get_tensor(name) for name in ("t2d", "d2t") if name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError):
+            continue  # told by whoever loads the weights
+    if len(stored) < 2:
+        return
+    mask, offsets = stored["t2d"], stored["d2t"]
+    is_flat = mask.ndim == offsets.ndim == 1
+    if not is_flat or (offsets + torch.arange(len(offsets))).tolist() != mask.nonzero().flatten().tolist():
+        raise CheckpointFormatError(
+            f"{folder} contradicts itself: t2d marks {int(mask.sum())} tokens, and d2t names {offsets.numel()}, which "
+            "are not the same; expected one draft vocabulary. Download it again"
         )
 
 

@@ -116,7 +116,7 @@ class DSparkDecoderLayer(nn.Module):
     """One pre-norm draft layer."""
 
     attention_class: type[DSparkAttention] = DSparkAttention
-    norm_class: type[nn.Module] = Qwen3RMSNorm
+    norm_class: type[Qwen3RMSNorm] = Qwen3RMSNorm
 
     def __init__(self, config: DSparkConfig, layer_idx: int) -> None:
         super().__init__()

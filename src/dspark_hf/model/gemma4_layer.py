@@ -5,7 +5,7 @@ projection, scores scaled by nothing, and a stored factor on each layer's output
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from ..configuration_dspark import DSparkConfig
@@ -21,8 +21,8 @@ class Gemma4DraftAttention(DSparkAttention):
     def __init__(self, config: DSparkConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.scaling = 1.0
-        self.q_norm = Gemma4RMSNorm(self.head_dim, config.rms_norm_eps)
-        self.k_norm = Gemma4RMSNorm(self.head_dim, config.rms_norm_eps)
+        for name in ("q_norm", "k_norm"):
+            setattr(self, name, Gemma4RMSNorm(self.head_dim, config.rms_norm_eps))
         self.v_norm = Gemma4RMSNorm(self.head_dim, config.rms_norm_eps, with_scale=False)
         self.k_eq_v = config.attention_k_eq_v
         if self.k_eq_v:
@@ -40,7 +40,7 @@ class Gemma4DraftLayer(DSparkDecoderLayer):
     """One draft layer with norms before and behind attention and MLP."""
 
     attention_class = Gemma4DraftAttention
-    norm_class: type[nn.Module] = Gemma4RMSNorm
+    norm_class = Gemma4RMSNorm  # type: ignore[assignment]  # the same arithmetic, rounded once less
 
     def __init__(self, config: DSparkConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
