@@ -209,7 +209,7 @@ def deepspec_gemma4(*, k_eq_v: bool = True) -> Foreign:
 
 def speculators(
     *, reduced: bool = False, says_layout: bool | None = True, slides: bool = False, looks_ahead: bool = False,
-    is_dflash: bool = False,
+    is_dflash: bool = False, kind: str = "vanilla",
 ) -> Foreign:  # fmt: skip
     """Nested layer config, direct hidden-state indices; a reduced vocabulary comes with t2d, d2t and head rows."""
     g = torch.Generator().manual_seed(3)
@@ -217,23 +217,23 @@ def speculators(
     layers = QWEN3_LAYERS | (
         {"layer_types": SLIDING, "sliding_window": WINDOW, "use_sliding_window": True} if slides else {}
     )
-    kind = "dflash" if is_dflash else "dspark"
+    algorithm = "dflash" if is_dflash else "dspark"
     config = {
         "architectures": ["DFlashDraftModel" if is_dflash else "DSparkDraftModel"],
-        "auto_map": {"": "config.DSparkSpeculatorConfig"}, "speculators_model_type": kind,
+        "auto_map": {"": "config.DSparkSpeculatorConfig"}, "speculators_model_type": algorithm,
         "speculators_version": "0.9.0", "aux_hidden_state_layer_ids": [i + 1 for i in LAYER_IDS], "block_size": BLOCK,
         "draft_vocab_size": draft_vocab, "dtype": "float32", "mask_token_id": MASK,
         "sample_from_anchor": says_layout, "sliding_window_non_causal": looks_ahead,
         "target_hidden_size": None, "tie_word_embeddings": False, "transformer_layer_config": layers,
         "speculators_config": {
-            "algorithm": kind, "default_proposal_method": "greedy",
+            "algorithm": algorithm, "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": BLOCK}],
             "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "some/target"},
         },
-    } | ({} if is_dflash else HEAD_KEYS)  # fmt: skip
+    } | ({} if is_dflash else HEAD_KEYS | {"markov_head_type": kind})  # fmt: skip
     if says_layout is None:
         del config["sample_from_anchor"]
-    tensors = backbone_tensors(g) | ({} if is_dflash else head_tensors(g, draft_vocab=draft_vocab))
+    tensors = backbone_tensors(g) | ({} if is_dflash else head_tensors(g, kind, draft_vocab))
     if reduced:
         tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, torch.tensor(DRAFT_IDS), True)
         tensors["d2t"] = torch.tensor(DRAFT_IDS) - torch.arange(len(DRAFT_IDS))
@@ -243,7 +243,7 @@ def speculators(
         causal = "none" if looks_ahead else "sliding"
         known = facts(layer_types=SLIDING, sliding_window=WINDOW, window_start="anchor", causal_layers=causal)
     first = 0 if says_layout else 1
-    return Foreign(config, tensors, known, first_slot=first, num_drafts=BLOCK - first)
+    return Foreign(config, tensors, known, first_slot=first, num_drafts=BLOCK - first, head_kind=kind)
 
 
 # -- SpecForge and z-lab ----------------------------------------------------------------------------------------------
@@ -306,6 +306,7 @@ FIXTURES = {
     "speculators": speculators,
     "speculators_reduced": lambda: speculators(reduced=True),
     "speculators_fill_in": lambda: speculators(says_layout=False),
+    "speculators_fill_in_rnn": lambda: speculators(says_layout=False, kind="rnn"),
     "speculators_legacy": lambda: speculators(says_layout=None),
     "speculators_sliding": lambda: speculators(slides=True, reduced=True),
     "speculators_sliding_ahead": lambda: speculators(slides=True, looks_ahead=True),

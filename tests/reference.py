@@ -131,7 +131,14 @@ def head_bias(w: Weights, kind: str, previous: int, h: Tensor, state: Tensor) ->
 
 
 def greedy_block(
-    w: Weights, hidden: Tensor, head: Tensor, anchor: int, *, kind: str = "vanilla", cap: float | None = None
+    w: Weights,
+    hidden: Tensor,
+    head: Tensor,
+    anchor: int,
+    *,
+    kind: str = "vanilla",
+    cap: float | None = None,
+    anchor_hidden: Tensor | None = None,
 ) -> tuple[list[int], list[float]]:
     """Drafts and confidence logits for reference hidden states of the slots that draft.
 
@@ -139,6 +146,7 @@ def greedy_block(
         head: The target's `[vocab, hidden]`; where `w` has `d2t`, only its rows are drafted from.
         kind: Of the sequential head, if there is one.
         cap: Soft cap of the target's logits; it comes before the head's bias.
+        anchor_hidden: `[hidden]` of the anchor's slot where it drafts nothing; a recurrent head passes through it.
     """
     ids = list(range(len(head)))
     if "d2t" in w:
@@ -146,6 +154,8 @@ def greedy_block(
     has_head, has_confidence = "markov_head.markov_w1.weight" in w, "confidence_head.proj.weight" in w
     previous, drafts, confidences = anchor, [], []
     state = torch.zeros(w["markov_head.markov_w1.weight"].shape[1]).double() if has_head else None
+    if has_head and anchor_hidden is not None:
+        _, state = head_bias(w, kind, anchor, anchor_hidden, state)
     for h in hidden:
         if has_confidence:
             width = w["confidence_head.proj.weight"].shape[1]

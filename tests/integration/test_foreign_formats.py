@@ -51,9 +51,18 @@ def expected_block(target, foreign, text):
     num_tokens = foreign.first_slot + foreign.num_drafts
     block_ids = torch.tensor([int(text[-1])] + [mask] * (num_tokens - 1))
     block = target.get_input_embeddings()(block_ids).double()
-    hidden = block_hidden(weights, foreign.facts, features, block, anchor)[foreign.first_slot :]
+    hidden = block_hidden(weights, foreign.facts, features, block, anchor)
+    anchor_hidden = hidden[0] if foreign.first_slot else None
     head = target.get_output_embeddings().weight.double()
-    return greedy_block(weights, hidden, head, int(text[-1]), kind=foreign.head_kind, cap=foreign.cap)
+    return greedy_block(
+        weights,
+        hidden[foreign.first_slot :],
+        head,
+        int(text[-1]),
+        kind=foreign.head_kind,
+        cap=foreign.cap,
+        anchor_hidden=anchor_hidden,
+    )
 
 
 @torch.no_grad()

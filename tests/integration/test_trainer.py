@@ -71,10 +71,15 @@ def block_terms(drafter, ids, mask, anchor, size):
         context_features=features[:, :anchor] if anchor else None,
         context_position_ids=torch.arange(anchor)[None] if anchor else None,
         cache=DraftContextCache(config.num_hidden_layers),
-    ).last_hidden_state[:, first:]
+    ).last_hidden_state
+    anchor_hidden, hidden = (hidden[:, 0] if first else None), hidden[:, first:]
     base = drafter.base_logits(hidden, drafter.borrow_head(target.get_output_embeddings(), config.vocab_size))
     head = drafter.markov_head
-    state = None if head is None else head.start(1)
+    state = None
+    if head is not None:
+        state = head.start(1)
+        if anchor_hidden is not None:  # a recurrent head passes through the anchor's slot
+            _, state = head.step(head.embed(ids[None, anchor]), anchor_hidden, state)
     terms = []
     for k in range(size):
         position = anchor + k + 1

@@ -146,6 +146,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         """
         # Contiguous: a product of many rows with every few slots left out takes several times as long on a CPU.
         first = self._drafter.config.first_draft_slot
+        anchor_hidden = hidden[:, 0] if first else None
         hidden = hidden[:, first : first + num_slots].contiguous()
         block = draft_block(
             self._drafter,
@@ -156,6 +157,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             draft_ids=self._draft_ids,
             do_sample=self.do_sample,
             vocab_size=self._vocab_size,
+            anchor_hidden=anchor_hidden,
         )
         confidence = calibrate(block.confidence_logits, self._calibration)
         round_facts = RoundFacts.of(block, costs=self.scheduler.costs, **facts)

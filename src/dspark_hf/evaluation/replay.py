@@ -129,8 +129,8 @@ def _replay(
     parts = []
     for anchors in possible_anchors(mask[0]).split(max(1, TABLE_NUMBERS // (size * drafter.config.vocab_size))):
         blocks = build_blocks(ids, mask, anchors[None], size)
-        hidden, embeddings = _draft(drafter, reader, features.features, blocks)
-        draft_logits = _draft_logits(drafter, head, hidden, embeddings)
+        hidden, embeddings, codes = _draft(drafter, reader, features.features, blocks)
+        draft_logits = _draft_logits(drafter, head, hidden, codes)
         final_hidden = features.final_hidden[0]
         acceptance, label = _acceptance(drafter, reader, draft_logits, final_hidden, blocks, text.temperature)
         confidence = acceptance.new_zeros(0)
@@ -143,20 +143,22 @@ def _replay(
 
 def _draft(
     drafter: DSparkDraftModel, reader: TargetReader, features: Tensor, blocks: AnchorBlocks
-) -> tuple[Tensor, Tensor | None]:
-    """`h_k` `[blocks, slots, hidden]` and `W_1[x_{k-1}]` on the text's own tokens."""
-    hidden = packed_hidden(drafter, drafter, reader.embedding, features, blocks)
-    head = drafter.markov_head
-    return hidden, None if head is None else head.embed(blocks.previous_tokens[0])
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`h_k` `[blocks, slots, hidden]`, `W_1[x_{k-1}]` and codes on the text's own tokens."""
+    hidden, anchor_hidden = packed_hidden(drafter, drafter, reader.embedding, features, blocks)
+    if drafter.markov_head is None:
+        return hidden, None, None
+    embeddings = drafter.markov_head.embed(blocks.previous_tokens[0])
+    return hidden, embeddings, drafter.markov_head.codes(embeddings, hidden, anchor_hidden)
 
 
 def _draft_logits(
-    drafter: DSparkDraftModel, head: Callable[[Tensor], Tensor], hidden: Tensor, embeddings: Tensor | None
+    drafter: DSparkDraftModel, head: Callable[[Tensor], Tensor], hidden: Tensor, codes: Tensor | None
 ) -> Tensor:
     """float32 `[blocks, slots, draft vocabulary]`."""
     logits = drafter.base_logits(hidden, head)
-    if drafter.markov_head is not None and embeddings is not None:
-        logits = logits + drafter.markov_head.markov_w2(drafter.markov_head.codes(embeddings, hidden))
+    if drafter.markov_head is not None and codes is not None:
+        logits = logits + drafter.markov_head.markov_w2(codes)
     return logits
 
 

@@ -13,8 +13,8 @@ from .anchors import AnchorBlocks
 
 def packed_hidden(
     model: Callable[..., Any], drafter: DSparkDraftModel, embedding: nn.Module, features: Tensor, blocks: AnchorBlocks
-) -> Tensor:
-    """`h_k` `[rows * A, slots, hidden]` of the slots that draft, in the order of `blocks.next_tokens`.
+) -> tuple[Tensor, Tensor | None]:
+    """`h_k` `[rows * A, slots, hidden]` of the slots that draft, and `[rows * A, hidden]` of an anchor's that does not.
 
     Args:
         model: The drafter, or what wraps it for training.
@@ -35,4 +35,4 @@ def packed_hidden(
         attention_mask=PackedBlocks(blocks.anchor_positions, size),
     )
     hidden: Tensor = outputs.last_hidden_state.view(rows * num_blocks, size, -1)
-    return hidden[:, first:]
+    return hidden[:, first:], hidden[:, 0] if first else None

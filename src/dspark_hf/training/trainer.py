@@ -209,12 +209,12 @@ class DSparkTrainer(Trainer):
         drafter = self._drafter
         if "features" not in inputs:
             inputs.update(self._read_features(inputs, blocks))
-        hidden = packed_hidden(model, drafter, self._reader.embedding, inputs["features"], blocks)
+        hidden, anchor_hidden = packed_hidden(model, drafter, self._reader.embedding, inputs["features"], blocks)
         mask = blocks.is_supervised.flatten(0, 1)
         if drafter.markov_head is None:
             return hidden[mask], None, None
         embeddings = drafter.markov_head.embed(blocks.previous_tokens.flatten(0, 1))
-        codes = drafter.markov_head.codes(embeddings, hidden)
+        codes = drafter.markov_head.codes(embeddings, hidden, anchor_hidden)
         return hidden[mask], embeddings[mask], codes[mask]
 
     def _read_features(self, inputs: dict[str, Any], blocks: AnchorBlocks) -> dict[str, Tensor]:

@@ -211,10 +211,11 @@ def test_targets_that_do_not_fit_are_refused(target, tmp_path):
     shallow = DSparkDraftModel.from_pretrained(speculators().write(tmp_path / "speculators"))
     with pytest.raises(IncompatibleTargetError, match=r"reads target layers \[-1, 0, 2\], .* has 3"):
         convert_drafter(shallow, "speculators", tmp_path / "b", target=tiny_target(num_layers=3), target_name="t")
-    resized = tiny_target()
-    resized.resize_token_embeddings(62)
-    with pytest.raises(IncompatibleTargetError, match="input embedding .* has 62 rows .* 61 tokens"):
-        convert_drafter(drafter, "deepspec", tmp_path / "c", target=resized, target_name="t")
+    resized = tiny_target(vocab_size=128)
+    made_before = tiny_drafter(resized)
+    resized.resize_token_embeddings(129)
+    with pytest.raises(IncompatibleTargetError, match="output head .* has 129 rows .* 128 tokens"):
+        convert_drafter(made_before, "deepspec", tmp_path / "c", target=resized, target_name="t")
     biased = tiny_target()
     biased.lm_head = torch.nn.Linear(32, 61)
     with pytest.raises(IncompatibleTargetError, match="output head .* cannot be copied"):
