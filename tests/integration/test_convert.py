@@ -1,7 +1,6 @@
 """Drafters written as other projects store them: exact round trips, refusals, nothing half written."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from dspark_hf import CheckpointFormatError, DSparkDraftModel, IncompatibleTarge
 from dspark_hf.checkpoints import convert
 from dspark_hf.checkpoints.convert import FORMATS, convert_drafter
 from dspark_hf.model.draft_vocab import offsets_of
+from dspark_hf.model.packed_blocks import PackedBlocks
 
 NO_HEADS = {"markov_rank": 0, "enable_confidence_head": False, "confidence_head_with_markov": False}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
@@ -33,6 +33,7 @@ DRAFTERS = {
     },
     "reduced": {"draft_vocab_size": 20},
     "fill_in": {"draft_layout": "fill_in"},
+    "fill_in_rnn": {"draft_layout": "fill_in", "markov_head_type": "rnn"},
     "fill_in_no_heads": NO_HEADS | {"draft_layout": "fill_in"},
     "sliding_by_anchor": BY_ANCHOR,
     "sliding_by_anchor_ahead": BY_ANCHOR | {"causal_layers": "none"},
@@ -45,6 +46,7 @@ REFUSED = {
     "deepspec": {
         "reduced": "a reduced draft vocabulary",
         "fill_in": "filled in behind the anchor",
+        "fill_in_rnn": "filled in behind the anchor",
         "fill_in_no_heads": "filled in behind the anchor",
         "sliding_by_anchor": "sliding draft layers",
         "sliding_by_anchor_ahead": "sliding draft layers",
@@ -60,6 +62,7 @@ REFUSED = {
     "specforge": {
         "reduced": "a reduced draft vocabulary",
         "fill_in": "filled in behind the anchor, with heads",
+        "fill_in_rnn": "filled in behind the anchor, with heads",
         "sliding_by_anchor": "counted from the anchor",
         "sliding_by_anchor_ahead": "counted from the anchor",
     },
@@ -271,21 +274,59 @@ def test_the_short_name_of_a_target_is_written_as_its_hub_id():
     assert hub_name("some/target") == "some/target"
 
 
-def test_speculators_reads_what_is_written_for_it(target, tmp_path):
-    """The package's own loader; it asks for an older transformers, so it may not be there."""
+SERVED = (
+    "vanilla",
+    "gated",
+    "rnn",
+    "reduced",
+    "fill_in",
+    "fill_in_rnn",
+    "fill_in_no_heads",
+    "sliding_by_anchor",
+    "sliding_by_anchor_ahead",
+)
+
+
+@pytest.mark.parametrize("name", SERVED)
+@torch.no_grad()
+def test_speculators_itself_reads_it_and_computes_the_same(target, tmp_path, name):
+    """Their loader and their training forward; the package asks for an older transformers, so it may not be there."""
     pytest.importorskip("speculators", reason="needs the speculators package")
     from speculators import SpeculatorModelConfig
     from speculators.model import SpeculatorModel
 
-    assert "speculators" in sys.modules
     target.save_pretrained(tmp_path / "target")
-    for name in ("vanilla", "gated", "rnn", "reduced", "fill_in", "fill_in_no_heads", "sliding_by_anchor"):
-        drafter = drafter_of(target, name)
-        made = convert_drafter(
-            drafter, "speculators", tmp_path / name, target=target, target_name=str(tmp_path / "target")
-        )
-        config = SpeculatorModelConfig.from_pretrained(made.folder)
-        assert config.sample_from_anchor == (drafter.config.draft_layout == "anchor_first")
-        theirs = SpeculatorModel.from_pretrained(made.folder).state_dict()
-        for key, tensor in drafter.state_dict().items():
-            assert torch.equal(theirs[key], tensor), key
+    drafter, length = drafter_of(target, name), 20
+    made = convert_drafter(drafter, "speculators", tmp_path / name, target=target, target_name=str(tmp_path / "target"))
+    config = SpeculatorModelConfig.from_pretrained(made.folder)
+    config.transformer_layer_config._attn_implementation = "eager"
+    theirs = SpeculatorModel.from_pretrained(made.folder, config=config).eval()
+    size = config.block_size
+    ids = random_ids(length)
+    states = target(ids, output_hidden_states=True).hidden_states
+    features = torch.cat([states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    nothing = torch.zeros(1, length, 32)
+    hidden, _, _, _, places = theirs._backbone_forward(
+        features, ids, torch.ones_like(ids), nothing, torch.zeros_like(ids), max_anchors=6
+    )
+    anchors = places[::size][None]
+    assert len(anchors[0].unique()) > 3
+    block_ids = torch.full((1, 6, size), drafter.config.mask_token_id)
+    block_ids[:, :, 0] = ids[0, anchors]
+    ours = drafter(
+        drafter.embed(block_ids.flatten(1), target.get_input_embeddings()),
+        (anchors[:, :, None] + torch.arange(size)).flatten(1),
+        context_features=features,
+        context_position_ids=torch.arange(length)[None],
+        attention_mask=PackedBlocks(anchors, size),
+    ).last_hidden_state
+    torch.testing.assert_close(ours, hidden, atol=1e-5, rtol=1e-4)
+    if drafter.markov_head is None:
+        return
+    first = drafter.config.first_draft_slot
+    blocks, tokens = hidden.view(6, size, -1), ids[0, places].view(6, size)
+    previous = torch.cat([tokens[:, :1], tokens[:, :-1]], dim=1) if first else tokens
+    bias = theirs.markov_head.block_bias(prev_token_ids=previous, hidden_states=blocks)[:, first:]
+    embeddings = drafter.markov_head.embed(previous[:, first:])
+    codes = drafter.markov_head.codes(embeddings, blocks[:, first:], blocks[:, 0] if first else None)
+    torch.testing.assert_close(drafter.markov_head.markov_w2(codes), bias, atol=1e-5, rtol=1e-4)
