@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, RANK, MASK = 61, 32, 4, 2, 8, 48, 6, 60
 NUM_LAYERS, TARGET_DEPTH, BLOCK = 2, 4, 5
@@ -323,8 +322,10 @@ FIXTURES = {
 }
 
 
-def tiny_gemma4(seed: int = 0) -> Gemma4ForCausalLM:
+def tiny_gemma4(seed: int = 0):
     """A random float32 Gemma4 text model: layers of different head sizes, scaled embedding, soft cap."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig  # brings vision and audio models
+
     config = Gemma4TextConfig(
         vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=MLP, num_hidden_layers=TARGET_DEPTH,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, global_head_dim=16,

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
-from .checkpoints.specforge import LEGACY_KEYS
+from .checkpoints.specforge import LEGACY_KEYS, is_legacy
 from .checkpoints.weights import check_leftovers, check_weights_in
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
@@ -122,7 +122,9 @@ class DSparkDraftModel(PreTrainedModel):
                 "it again, or correct its config.json if that describes another drafter"
             )
         check_leftovers(str(pretrained_model_name_or_path), info["unexpected_keys"])
-        drafter._weight_conversions = []  # or save_pretrained would write the legacy names again
+        # Else save_pretrained would write the legacy names again.
+        conversions = getattr(drafter, "_weight_conversions", ())
+        drafter._weight_conversions = [c for c in conversions if not is_legacy(c.source_patterns)]
         if (offsets := getattr(drafter, "d2t", None)) is not None:
             check_offsets(offsets, drafter.config.vocab_size)
         return (drafter, info) if output_loading_info else drafter

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-import tempfile
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,12 +132,14 @@ def _copy(weight: Tensor, drafter: DSparkDraftModel) -> Tensor:
 def _write(output: Path, config: dict[str, object], tensors: dict[str, Tensor]) -> None:
     """Into a folder beside it, which then takes its place."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    made = output.parent / f".{output.name}.{uuid.uuid4().hex}"
+    made.mkdir()
     try:
         save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (made / "config.json").write_text(text, encoding="utf-8")
-        made.chmod(0o755)
+        # safetensors makes its file readable to its owner only; a serving engine may be somebody else.
+        (made / "model.safetensors").chmod((made / "config.json").stat().st_mode)
         made.replace(output)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)

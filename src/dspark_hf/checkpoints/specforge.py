@@ -3,6 +3,7 @@
 Its labels in training are anchor-first, whatever its own demonstration loop reads.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from .fields import backbone_fields, head_fields, refuse_value
@@ -41,3 +42,8 @@ def to_dspark(config: dict[str, Any]) -> dict[str, Any]:
         "draft_vocab_size": None if draft_vocab_size == backbone["vocab_size"] else draft_vocab_size,
         **target_treatment(config, _WHAT),
     }
+
+
+def is_legacy(source_patterns: Iterable[str]) -> bool:
+    """Whether a renaming of weights is one of `LEGACY_KEYS`."""
+    return any("logit_head" in pattern for pattern in source_patterns)

@@ -60,7 +60,8 @@ def dflash_fields(config: dict[str, Any], what: str) -> dict[str, Any]:
 def _causal_fields(config: dict[str, Any], what: str) -> dict[str, Any]:
     """Sliding layers do not look ahead in the block unless the file says otherwise; windows end with each slot."""
     slides = "sliding_attention" in (config.get("layer_types") or ())
-    is_causal = config.get("is_causal")
+    nested = config["dflash_config"]
+    is_causal = agreed(what, "is_causal", config, nested, {"is_causal": nested.get("causal")})
     if is_causal not in (None, True, False):
         raise refuse_value(what, "is_causal", is_causal, "true, false or null")
     causal = "sliding" if is_causal is None and slides else "all" if is_causal else "none"

@@ -116,6 +116,7 @@ REFUSED = [
     (zlab().but(block_size=1), "block_size 1, expected 2 or more"),
     (zlab().but(block_size="16"), "block_size '16', expected a whole number"),
     (zlab().but(is_causal="yes"), "is_causal 'yes', expected true, false or null"),
+    (zlab().but(is_causal=True, dflash_config={"causal": False}), "gives is_causal as True and as False"),
     (zlab().but(layer_types=None, num_hidden_layers=10**9), "num_hidden_layers 1000000000, expected a number"),
     (zlab().but(rope_scaling=[1]), r"rope_parameters \[1\], expected an object"),
     (speculators().but(block_size=0), "block_size 0, expected a whole number"),
