@@ -374,6 +374,10 @@ REFUSALS = [
             ("hidden size", "hidden_size 64.*has 32; load the drafter of this target", {"hidden_size": 64}),
             ("vocabulary", "vocab_size 80.* has 61; .*load the drafter of this target", {"vocab_size": 80}),
             ("depth", "decoder layers 9, .* has 4; load the drafter of this target", {"num_target_layers": 9}),
+            (
+                "depth, where its file does not say which", r"reads target layers \[0, 3\], .* has 4, the last of",
+                {"num_target_layers": None, "target_layer_ids": [0, 3]},
+            ),
         )
     ),
     # -- knobs of the drafter

@@ -230,7 +230,9 @@ def propose_rows(generator, ids, rows):
     """Stages 1 to 3 of `rows` independent rounds after `ids` `[1, length]`."""
     draft_block = candidate_generator.draft_block
 
-    def many(drafter, hidden, base_logits, prefix_ids, *args, **kwargs):
+    def many(drafter, hidden, base_logits, prefix_ids, *args, anchor_hidden=None, **kwargs):
+        if anchor_hidden is not None:
+            kwargs["anchor_hidden"] = anchor_hidden.expand(rows, -1)
         return draft_block(
             drafter, *(tensor.expand(rows, *tensor.shape[1:]) for tensor in (hidden, base_logits, prefix_ids)),
             *args, **kwargs,

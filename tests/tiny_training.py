@@ -27,6 +27,13 @@ HEADS = {
     "no_confidence": {"enable_confidence_head": False, "confidence_head_with_markov": False},
     "reduced": {"draft_vocab_size": DRAFT_VOCAB},
     "reduced_rnn": {"draft_vocab_size": DRAFT_VOCAB, "markov_head_type": "rnn"},
+    "fill_in": {"draft_layout": "fill_in", "markov_head_type": "rnn"},
+    "sliding": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 3,
+        "window_start": "anchor",
+        "causal_layers": "sliding",
+    },
 }
 
 

@@ -9,6 +9,7 @@ import typer
 from .calibrate import calibrate_command
 from .card import card_command
 from .compare import compare_command
+from .convert import convert_command
 from .demo import demo_command
 from .evaluate import eval_command
 from .profile import profile_command
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command("calibrate")(calibrate_command)
 app.command("card")(card_command)
 app.command("compare")(compare_command)
+app.command("convert")(convert_command)
 app.command("demo")(demo_command)
 app.command("eval")(eval_command)
 app.command("profile")(profile_command)

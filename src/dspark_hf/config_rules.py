@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from transformers.activations import ACT2FN
 
 from .errors import DSparkConfigError
+from .layer_rules import rules_of_layers
 
 if TYPE_CHECKING:
     from .configuration_dspark import DSparkConfig
 
 MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
-DRAFT_LAYOUTS = ("anchor_first",)
-DRAFT_LAYER_TYPES = ("full_attention",)
-ROPE_TYPES = ("default", "llama3", "yarn")
+ROPE_TYPES = ("default", "llama3", "yarn", "proportional")
 VERIFICATION_POLICIES = ("full", "threshold", "prefix", "smoothed", "block", "lagged")
 CALIBRATION_MODES = ("greedy", "sampled")
 # Of one mode's entry; the first three must be there.
@@ -43,6 +42,7 @@ _ROPE_NEEDS = {
     "default": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "proportional": ("partial_rotary_factor",),
 }
 _AT_LEAST_ONE = (
     "vocab_size",
@@ -52,7 +52,6 @@ _AT_LEAST_ONE = (
     "num_key_value_heads",
     "head_dim",
     "max_position_embeddings",
-    "num_target_layers",
     "num_hidden_layers",
     "block_size",
 )
@@ -64,6 +63,8 @@ def check_config(config: "DSparkConfig") -> None:
     _check_numbers(config)
     _check_target_layers(config)
     _check_heads(config)
+    for rule in rules_of_layers(config):
+        _require(*rule)
     _check_rope(config)
     _check_defaults_of_generation(config)
     check_calibration(config)
@@ -72,6 +73,8 @@ def check_config(config: "DSparkConfig") -> None:
 def _check_sizes(config: "DSparkConfig") -> None:
     for name in _AT_LEAST_ONE:
         _require(getattr(config, name) >= 1, name, getattr(config, name), "must be >= 1")
+    depth = config.num_target_layers
+    _require(depth is None or depth >= 1, "num_target_layers", depth, "must be >= 1, or None where it is not known")
     _require(config.head_dim % 2 == 0, "head_dim", config.head_dim, "must be even, RoPE turns pairs")
     _require(
         config.num_attention_heads % config.num_key_value_heads == 0,
@@ -92,13 +95,8 @@ def _check_sizes(config: "DSparkConfig") -> None:
         f"must be >= 1 and below vocab_size ({config.vocab_size}), or None for the whole vocabulary",
     )
     for name, largest in LARGEST_SIZES.items():
-        _require(getattr(config, name) <= largest, name, getattr(config, name), f"must be <= {largest}")
-    _require(
-        config.draft_layout in DRAFT_LAYOUTS,
-        "draft_layout",
-        config.draft_layout,
-        f"must be one of {DRAFT_LAYOUTS}",
-    )
+        size = getattr(config, name)  # None: of the target, and not told by the file
+        _require(size is None or size <= largest, name, size, f"must be <= {largest}")
 
 
 def _check_numbers(config: "DSparkConfig") -> None:
@@ -132,12 +130,14 @@ def _check_target_layers(config: "DSparkConfig") -> None:
         ids,
         "must be strictly increasing",
     )
+    _require(ids[0] >= -1, "target_layer_ids", ids, "must not go below -1, the embedding output")
+    depth = config.num_target_layers
     _require(
-        ids[0] >= -1 and ids[-1] <= config.num_target_layers - 2,
+        depth is None or ids[-1] <= depth - 2,
         "target_layer_ids",
         ids,
-        f"must lie between -1 (embedding output) and {config.num_target_layers - 2}; the target has "
-        f"{config.num_target_layers} layers and its last one is only available after the final norm",
+        f"must lie between -1 (embedding output) and {(depth or 0) - 2}; the target has {depth} layers and its last "
+        "one is only available after the final norm",
     )
 
 
@@ -160,25 +160,6 @@ def _check_heads(config: "DSparkConfig") -> None:
         config.confidence_head_with_markov,
         "needs markov_rank >= 1, there is no embedding of the previous token at rank 0; set it to False",
     )
-    layer_types = config.layer_types
-    _require(
-        layer_types is None or len(layer_types) == config.num_hidden_layers,
-        "layer_types",
-        layer_types,
-        f"must have one entry per draft layer ({config.num_hidden_layers})",
-    )
-    _require(
-        all(kind in DRAFT_LAYER_TYPES for kind in layer_types or ()),
-        "layer_types",
-        layer_types,
-        f"may only hold {DRAFT_LAYER_TYPES} in this release",
-    )
-    _require(
-        config.sliding_window is None,
-        "sliding_window",
-        config.sliding_window,
-        "must be None, since no draft layer is a sliding one",
-    )
 
 
 def _check_rope(config: "DSparkConfig") -> None:
@@ -194,6 +175,13 @@ def _check_rope(config: "DSparkConfig") -> None:
     for name in _ROPE_NEEDS[rope_type]:
         value = config.rope_parameters.get(name)
         _require(_is_positive(value), f"rope_parameters[{name!r}]", value, f"must be a number > 0 for {rope_type!r}")
+    part: Any = config.rope_parameters.get("partial_rotary_factor")
+    _require(
+        rope_type != "proportional" or part <= 1,
+        "rope_parameters['partial_rotary_factor']",
+        part,
+        "must be at most 1, the whole head",
+    )
 
 
 def _check_defaults_of_generation(config: "DSparkConfig") -> None:

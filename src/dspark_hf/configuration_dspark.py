@@ -20,6 +20,7 @@ from .checkpoints.weights import check_dtype, check_quantization
 from .config_rules import check_config
 from .errors import CheckpointFormatError, DSparkConfigError
 from .hub.remote_code import AUTO_CONFIG, is_own_auto_map, needs_code_beside, remove_code, write_code
+from .layer_rules import SLIDING
 from .target_traits import derive_from_target
 
 logger = logging.getLogger(__name__)
@@ -30,20 +31,24 @@ _OPTIONAL_ON_LOAD = frozenset(
     {
         "attention_bias",
         "attention_dropout",
+        "attention_k_eq_v",
         "bos_token_id",
         "calibration",
+        "causal_layers",
         "confidence_threshold",
         "draft_vocab_size",
         "embedding_multiplier",
         "eos_token_id",
         "final_logit_softcapping",
         "initializer_range",
+        "layer_style",
         "logit_multiplier",
         "min_drafts_every",
         "pad_token_id",
         "sliding_window",
         "tie_word_embeddings",
         "verification_policy",
+        "window_start",
     }
 )
 # transformers' Trainer leaves use_cache on every config; a drafter always has its cache. How attention is computed is
@@ -85,16 +90,19 @@ class DSparkConfig(PreTrainedConfig):
         num_key_value_heads (`int`): Key/value heads of a draft layer; divides `num_attention_heads`.
         head_dim (`int`): Width of one attention head; even, for RoPE.
         max_position_embeddings (`int`): Longest context the target was made for.
-        rope_parameters (`dict`): RoPE of the draft layers: `rope_theta`, and `rope_type` default, llama3 or yarn.
-        num_target_layers (`int`): Decoder layers of the target.
+        rope_parameters (`dict`): RoPE of the draft layers: `rope_theta`, and `rope_type` default,
+            llama3, yarn or proportional.
+        num_target_layers (`int` or `None`): Decoder layers of the target; `None`: a foreign file did not say.
         target_layer_ids (`list[int]`): Target layers whose outputs feed the drafter, strictly increasing. `k` is the
             output of decoder layer `k` (`hidden_states[k + 1]`), -1 the embedding output. The last layer is
             forbidden, since transformers returns it after the final norm.
         mask_token_id (`int`): Id that fills the undrafted slots of a block.
         num_hidden_layers (`int`, *optional*, defaults to 5): Draft layers.
         block_size (`int`, *optional*, defaults to 7): gamma, drafts per round (bonus token not counted).
-        draft_layout (`str`, *optional*, defaults to `"anchor_first"`): `anchor_first`: the block is the anchor and
-            `block_size - 1` masks, and slot k predicts token anchor + k + 1.
+        draft_layout (`str`, *optional*, defaults to `"anchor_first"`): `anchor_first` (DSpark): the block is the anchor
+            and `block_size - 1` masks, and slot k predicts token anchor + k + 1. `fill_in` (original DFlash): the
+            anchor and `block_size` masks; the mask in the place of token anchor + k predicts it, and the anchor's own
+            slot nothing.
         draft_vocab_size (`int`, *optional*): Tokens that can be drafted, fewer than `vocab_size`; `None` means all.
             Which ones is part of the weights (`d2t`: draft id `i` is token `i + d2t[i]`); all others have draft
             probability 0, which costs acceptance and never exactness.
@@ -105,8 +113,16 @@ class DSparkConfig(PreTrainedConfig):
             the embedding of the previous token; needs `markov_rank` of 1 or more.
         hidden_act, attention_bias, attention_dropout, rms_norm_eps, qk_norm, initializer_range: As in Qwen3;
             `qk_norm=False` drops the per-head norms.
-        layer_types (`list[str]`, *optional*): One entry per draft layer; only `full_attention`.
-        sliding_window (`int`, *optional*): Must be `None` while every draft layer is `full_attention`.
+        layer_types (`list[str]`, *optional*): `full_attention` or `sliding_attention` for each draft layer; `None`: all
+            full.
+        sliding_window (`int`, *optional*): Window W of the sliding layers; `None` where there are none.
+        window_start (`str`, *optional*, defaults to `"slot"`): From where a window is counted. `slot`: a slot sees W
+            positions, its own the last of them. `anchor`: every slot of a block sees the W positions before the anchor.
+        causal_layers (`str`, *optional*, defaults to `"none"`): In which layers a slot does not see later slots of its
+            block: `none`, `sliding` or `all`.
+        layer_style (`str`, *optional*, defaults to `"qwen3"`): `gemma4`: layers with norms behind attention and MLP
+            too, values normalised, scores not scaled, and a stored factor on each layer's output.
+        attention_k_eq_v (`bool`, *optional*, defaults to `False`): For `gemma4`: values come from the keys' projection.
         embedding_multiplier (`float`, *optional*, defaults to 1.0): What the target's `forward` multiplies its
             embeddings with (Granite); factors inside the embedding module itself do not count.
         logit_multiplier (`float`, *optional*, defaults to 1.0): What the target's `forward` multiplies its logits
@@ -135,7 +151,7 @@ class DSparkConfig(PreTrainedConfig):
     head_dim: int
     max_position_embeddings: int
     rope_parameters: dict[str, Any]
-    num_target_layers: int
+    num_target_layers: int | None
     target_layer_ids: list[int]
     mask_token_id: int
     num_hidden_layers: int = 5
@@ -154,6 +170,10 @@ class DSparkConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     layer_types: list[str] | None = None
     sliding_window: int | None = None
+    window_start: str = "slot"
+    causal_layers: str = "none"
+    layer_style: str = "qwen3"
+    attention_k_eq_v: bool = False
     embedding_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
@@ -176,6 +196,16 @@ class DSparkConfig(PreTrainedConfig):
         if self.layer_types is None:
             self.layer_types = ["full_attention"] * self.num_hidden_layers
         super().__post_init__(**kwargs)
+
+    @property
+    def first_draft_slot(self) -> int:
+        """The first slot of a block that drafts: 1 where the anchor's own slot predicts nothing."""
+        return 1 if self.draft_layout == "fill_in" else 0
+
+    @property
+    def num_block_tokens(self) -> int:
+        """Tokens of a block forward: the anchor and its masks."""
+        return self.first_draft_slot + self.block_size
 
     # -- construction -------------------------------------------------------------------------------------------
 
@@ -254,6 +284,9 @@ class DSparkConfig(PreTrainedConfig):
             DSparkConfigError: a field breaks a rule.
         """
         required = _field_names() - _base_field_names() - _OPTIONAL_ON_LOAD
+        kinds = config_dict.get("layer_types")
+        if isinstance(kinds, list) and SLIDING in kinds:
+            required |= {"causal_layers", "sliding_window", "window_start"}
         missing = sorted(required - set(config_dict))
         if missing:
             raise CheckpointFormatError(

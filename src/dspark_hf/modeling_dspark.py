@@ -1,7 +1,7 @@
 """`DSparkDraftModel`: target features and an anchor in, hidden states of a block of draft slots out."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .checkpoints.headers import check_finite, lacking
 from .checkpoints.source import checked_folder
+from .checkpoints.specforge import LEGACY_KEYS, is_legacy
+from .checkpoints.weights import check_leftovers
 from .configuration_dspark import DSparkConfig
 from .errors import CheckpointFormatError
 from .hub.pushing import PushesToHub
@@ -19,6 +21,8 @@ from .hub.remote_code import AUTO_CONFIG, AUTO_MODEL
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from .model.confidence_head import ConfidenceHead
 from .model.draft_vocab import DraftVocabHead, check_offsets, token_ids_of
+from .model.draft_window import masks_by_layer
+from .model.packed_blocks import PackedBlocks
 from .model.row_slots import DraftCache
 from .model.sequential_heads import build_sequential_head
 
@@ -40,11 +44,11 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     base_model_prefix = "model"
     main_input_name = "inputs_embeds"
     supports_gradient_checkpointing = False
-    _no_split_modules = ["DSparkDecoderLayer"]
+    _no_split_modules = ["DSparkDecoderLayer", "Gemma4DraftLayer"]
     _supports_sdpa = True
     _supports_attention_backend = True
-    # DeepSpec stores frozen copies of the target's embedding and head; they are not read.
-    _keys_to_ignore_on_load_unexpected = [r"^embed_tokens\.", r"^lm_head\."]
+    # Frozen copies of the target's embedding, head and final norm that other projects store; they are not read.
+    _keys_to_ignore_on_load_unexpected = [r"^embed_tokens\.", r"^lm_head\.", r"^verifier_(norm|lm_head)\.", r"^t2d$"]
 
     # The route recognises a drafter by this attribute: one loaded with trust_remote_code is another class.
     is_dspark_drafter = True
@@ -55,9 +59,10 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
         super().__init__(config)
         feature_width = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(feature_width, config.hidden_size, bias=False)
-        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(DSparkDecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        layer_class = _layer_class(config)
+        self.hidden_norm = layer_class.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(layer_class(config, i) for i in range(config.num_hidden_layers))
+        self.norm = layer_class.norm_class(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)  # type: ignore[arg-type]  # reads fields that we have too
         self.markov_head = build_sequential_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
@@ -89,8 +94,9 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
         """Load a drafter from a folder or the Hub, as any transformers model, but never with weights made up.
 
         Args:
-            pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package or by DeepSpec. From the
-                Hub only its config and its safetensors are fetched.
+            pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package, DeepSpec,
+                speculators, SpecForge or z-lab DFlash, told by its content. From the Hub only its config and its
+                safetensors are fetched.
             output_loading_info: Whether to return `(drafter, info)`.
             **kwargs: As for `PreTrainedModel.from_pretrained`.
 
@@ -101,6 +107,7 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
             HubError: the Hub does not have it, does not hand it out, or failed.
         """
         kwargs["ignore_mismatched_sizes"] = True  # reported below, with what is missing
+        kwargs.setdefault("key_mapping", LEGACY_KEYS)
         if kwargs.get("use_safetensors") is None:
             kwargs["use_safetensors"] = True  # a pickle could run anything
         source = name = pretrained_model_name_or_path
@@ -114,11 +121,10 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
         absent = sorted({*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])})
         if absent:
             raise CheckpointFormatError(lacking(str(name), absent))
-        if "d2t" in info["unexpected_keys"]:
-            raise CheckpointFormatError(
-                f"{name} has a reduced draft vocabulary (d2t) that its config.json does not "
-                "mention; add draft_vocab_size there, the length of d2t"
-            )
+        check_leftovers(str(name), info["unexpected_keys"])
+        # Else save_pretrained would write the legacy names again.
+        conversions = getattr(drafter, "_weight_conversions", ())
+        drafter._weight_conversions = [c for c in conversions if not is_legacy(c.source_patterns)]
         if (offsets := getattr(drafter, "d2t", None)) is not None:
             check_offsets(offsets, drafter.config.vocab_size)
         check_finite(str(name), drafter.named_parameters())
@@ -186,17 +192,20 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
         """Hidden states `h_1..h_T` of a block: final-norm outputs, ready for the target's output head.
 
         Args:
-            inputs_embeds: `[rows, T, hidden]`, embeddings of the anchor and of the masks (anchor-first layout).
+            inputs_embeds: `[rows, T, hidden]`, embeddings of the anchor and of the masks, `config.num_block_tokens` of
+                a whole block.
             position_ids: `[rows, T]`, absolute positions of the anchor and of the slots behind it.
             context_features: `[rows, S, m * hidden]`, features of committed tokens that the cache does not hold yet;
                 all lie strictly before the anchor. They are added to the cache.
             context_position_ids: `[rows, S]`, their absolute positions.
             attention_mask: Additive or bool mask `[rows, 1, T, cached + S + T]`, or [`PackedBlocks`] for T tokens that
-                are many independent blocks; None: every slot sees everything.
-            cache: Context of this generation; None: `context_features` is the whole context.
+                are many independent blocks; None: every slot sees everything. Layers that slide or do not look ahead
+                hide more.
+            cache: Context of this generation, from position 0 on; None: `context_features` is the whole context.
 
         Returns:
-            `last_hidden_state` `[rows, T, hidden]`; slot k predicts the token at its position plus one.
+            `last_hidden_state` `[rows, T, hidden]`; a slot predicts the token at its position plus one, in the fill-in
+            layout the token at its position.
 
         Raises:
             ValueError: only one of `context_features` and `context_position_ids` was given.
@@ -210,11 +219,24 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
             positions = torch.cat([context_position_ids, position_ids], dim=1)
         rotary = self.rotary_emb(inputs_embeds, positions)
         hidden = inputs_embeds
-        for layer in self.layers:
-            hidden = layer(hidden, context, rotary, attention_mask, cache)
+        masks = self._masks_by_layer(attention_mask, position_ids, positions, cache)
+        for layer, mask in zip(self.layers, masks, strict=True):
+            hidden = layer(hidden, context, rotary, mask, cache)
         if cache is not None and context is not None:
             cache.commit(context.shape[1])
         return BaseModelOutput(last_hidden_state=self.norm(hidden))
+
+    def _masks_by_layer(
+        self, mask: AttentionMask, slots: Tensor, new_positions: Tensor, cache: DraftCache | None
+    ) -> Sequence[AttentionMask]:
+        layers: Any = self.layers
+        windows = [layer.self_attn.window for layer in layers]
+        if isinstance(mask, PackedBlocks) or not any(windows):
+            return [mask] * len(windows)  # packed blocks are narrowed by each layer itself
+        keys = new_positions
+        if cache is not None:
+            keys = torch.arange(cache.num_columns(new_positions.shape[1]), device=slots.device)[None]
+        return masks_by_layer(windows, mask, slots, keys, self.config._attn_implementation, self.dtype)
 
     # -- borrowed target modules --------------------------------------------------------------------------------
 
@@ -266,6 +288,14 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     def set_input_embeddings(self, value: Any) -> None:
         """Not available: the embedding is the target's."""
         raise NotImplementedError("a drafter borrows its target's embedding; nothing to set")
+
+
+def _layer_class(config: DSparkConfig) -> type[DSparkDecoderLayer]:
+    if config.layer_style == "qwen3":
+        return DSparkDecoderLayer
+    from .model.gemma4_layer import Gemma4DraftLayer  # brings Gemma4's vision and audio models, seconds to import
+
+    return Gemma4DraftLayer
 
 
 def treat_logits(head_output: Tensor, config: DSparkConfig) -> Tensor:

@@ -108,8 +108,9 @@ def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
         rope = dict(rope["full_attention"])
     rope.setdefault("rope_type", "default")
     rope["rope_theta"] = float(rope.get("rope_theta") or _DEFAULT_ROPE_THETA)
-    # The draft layers turn whole heads, also where the target turns a part of each.
-    rope.pop("partial_rotary_factor", None)
+    if rope["rope_type"] != "proportional":
+        # The draft layers turn whole heads, also where the target turns a part of each.
+        rope.pop("partial_rotary_factor", None)
     # Sections of M-RoPE tell a picture's rows and columns; the drafter counts tokens.
     for name in ("mrope_section", "mrope_interleaved"):
         rope.pop(name, None)

@@ -123,6 +123,11 @@ def resolve(name: str, *, cache_dir: Path | None = None) -> str:
     return str(folder)
 
 
+def hub_name(name: str) -> str:
+    """The Hub id of a target that is named by its short name here; any other name as it is."""
+    return _SMOLLM2.hub_id if name == _SMOLLM2.alias else name
+
+
 def load_target(
     name: str,
     dtype: str | torch.dtype = "bfloat16",

@@ -69,3 +69,49 @@ def test_each_committed_token_is_projected_once():
     output = greedy(target, ids, max_new_tokens=24, assistant_model=drafter)
     # all but what the last rounds committed, which no draft follows
     assert output.shape[1] - 6 <= sum(num_projected) <= output.shape[1] - 1
+
+
+LAYOUTS = {
+    "fill_in": {"draft_layout": "fill_in", "markov_head_type": "rnn"},
+    "sliding": {
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5, "window_start": "anchor",
+        "causal_layers": "sliding",
+    },
+    "fill_in_sliding": {
+        "draft_layout": "fill_in", "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3,
+        "causal_layers": "all",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "options", [{}, {"prefill_chunk_size": 4}, {"cache_implementation": "static"}, {"num_assistant_tokens": 2}], ids=str
+)
+@torch.no_grad()
+def test_rounds_of_other_layouts_equal_the_reference(rounds, layout, options):
+    target, padding, layers = tiny_target(), 3, [0, 2]
+    drafter = tiny_drafter(target, target_layer_ids=layers, **LAYOUTS[layout])
+    ids = torch.cat([torch.zeros(1, padding, dtype=torch.long), random_ids(9)], dim=1)
+    mask = (torch.arange(9 + padding) >= padding).long()[None]
+    common = {"attention_mask": mask, "max_new_tokens": 24, "pad_token_id": 0}
+    plain = greedy(target, ids, **common)
+    assert torch.equal(greedy(target, ids, **common, assistant_model=drafter, **options), plain)
+    weights, config = double_weights(drafter), drafter.config
+    head = target.lm_head.weight.double()
+    embedding = target.get_input_embeddings().weight.double()
+    first = 1 if config.draft_layout == "fill_in" else 0
+    for text, block in rounds:
+        text = text[:, padding:]
+        anchor = text.shape[1] - 1
+        states = target(text, output_hidden_states=True).hidden_states
+        features = torch.cat([states[k + 1][0, :anchor] for k in layers], dim=-1).double()
+        block_ids = [int(text[0, -1])] + [config.mask_token_id] * (first + config.block_size - 1)
+        hidden = block_hidden(weights, config, features, embedding[block_ids], anchor)
+        drafts, confidences = greedy_block(
+            weights, hidden[first:], head, int(text[0, -1]), kind=config.markov_head_type,
+            anchor_hidden=hidden[0] if first else None,
+        )  # fmt: skip
+        num_slots = block.tokens.shape[1]
+        assert block.tokens[0].tolist() == drafts[:num_slots]
+        assert block.confidence_logits[0].tolist() == pytest.approx(confidences[:num_slots], abs=1e-4)

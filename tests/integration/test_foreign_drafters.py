@@ -1,4 +1,4 @@
-"""DeepSpec folders, saved by that project's own code, draft here what they draft there."""
+"""Folders that other projects' own code saved draft here what they draft there."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ CHECKPOINTS = Path(__file__).parents[3] / "shared" / "data" / "checkpoints"
 pytestmark = pytest.mark.skipif(
     not CHECKPOINTS.is_dir(), reason="needs the foreign-made fixtures of ../shared/data/checkpoints"
 )
-FOLDERS = ["deepspec_dspark_vanilla", "deepspec_dflash"]
+FOLDERS = ["deepspec_dspark_vanilla", "deepspec_dflash", "speculators_dspark", "specforge_dspark", "zlab_dflash"]
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,15 @@ def load(name):
     drafter = DSparkDraftModel.from_pretrained(CHECKPOINTS / name, dtype=torch.float32).eval()
     expected = json.loads((CHECKPOINTS / name / "expected.json").read_text())
     return drafter, expected
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_layout_and_drafts_per_round(name):
+    drafter, expected = load(name)
+    assert drafter.config.draft_layout == expected["layout"]
+    assert drafter.config.block_size == expected["drafts_per_round"]
+    if "draft_vocab_target_ids" in expected:
+        assert drafter.draft_token_ids.tolist() == expected["draft_vocab_target_ids"]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -57,17 +66,18 @@ def test_every_round_drafts_the_expected_tokens(target, name):
 
 
 def check_logits(target, drafter, r, hidden, position):
-    """The first round's draft logits after the Markov bias."""
+    """The first round's draft logits after the Markov bias, in the drafter's own vocabulary."""
     config = drafter.config
     features = torch.cat([hidden[i + 1][:, :position] for i in config.target_layer_ids], -1)
-    block_ids = torch.tensor([[r["anchor"]] + [config.mask_token_id] * (config.block_size - 1)])
+    block_ids = torch.tensor([[r["anchor"]] + [config.mask_token_id] * (config.num_block_tokens - 1)])
     states = drafter(
         drafter.embed(block_ids, target.get_input_embeddings()),
-        torch.arange(position, position + config.block_size)[None],
+        torch.arange(position, position + config.num_block_tokens)[None],
         context_features=features,
         context_position_ids=torch.arange(position)[None],
-    ).last_hidden_state
-    logits = drafter.base_logits(states, target.get_output_embeddings())[0]
+    ).last_hidden_state[:, config.first_draft_slot :]
+    head = drafter.borrow_head(target.get_output_embeddings(), config.vocab_size)
+    logits = drafter.base_logits(states, head)[0]
     if drafter.markov_head is not None:
         previous = torch.tensor([r["anchor"], *r["draft_ids"][:-1]])
         bias, _ = drafter.markov_head.step(drafter.markov_head.embed(previous), states[0], None)
@@ -90,19 +100,35 @@ def test_generation_accepts_what_was_accepted_there(target, name):
         assert output.speculation.num_accepted >= sum(full_rounds)
 
 
-def test_stored_copies_of_embedding_and_head_are_dropped(target, tmp_path):
-    drafter, _ = load(FOLDERS[0])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_batch_drafts_what_its_rows_draft(target, name):
+    drafter, expected = load(name)
+    prompts = [torch.tensor(prompt["prompt"]) for prompt in expected["prompts"]]
+    longest = max(map(len, prompts))
+    ids = torch.stack([torch.nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
+    mask = torch.stack([(torch.arange(longest) >= longest - len(prompt)).long() for prompt in prompts])
+    for layout in ("padded", "flat"):
+        output = target.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=24, assistant_model=drafter, pad_token_id=0,
+            return_dict_in_generate=True, verification_layout=layout,
+        )  # fmt: skip
+        assert [row[longest:].tolist() for row in output.sequences] == [p["greedy"] for p in expected["prompts"]]
+        rounds = [report.num_rounds for report in output.speculation_by_row]
+        assert rounds == [len(prompt["rounds"]) for prompt in expected["prompts"]]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_saved_again_it_is_ours_without_copies_of_embedding_and_head(target, name, tmp_path):
+    drafter, _ = load(name)
     assert not any("embed_tokens" in name or "lm_head" in name for name in drafter.state_dict())
     drafter.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "dspark"
     again = DSparkDraftModel.from_pretrained(tmp_path)
+    assert drafter.config.to_dict() | {"_name_or_path": ""} == again.config.to_dict() | {"_name_or_path": ""}
     assert all(torch.equal(t, again.state_dict()[n]) for n, t in drafter.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["zlab_dflash", "specforge_dspark", "speculators_dspark", "deepspec_eagle3", "target_qwen3"],
-)
-def test_other_formats_are_refused_with_their_name(name):
-    with pytest.raises(ValueError, match="this release reads"):
+@pytest.mark.parametrize(("name", "found"), [("deepspec_eagle3", "an Eagle3 drafter"), ("target_qwen3", "no drafter")])
+def test_other_formats_are_refused_with_their_name(name, found):
+    with pytest.raises(ValueError, match=f"{found}.*this release reads"):
         DSparkDraftModel.from_pretrained(CHECKPOINTS / name)

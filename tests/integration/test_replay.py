@@ -26,6 +26,13 @@ def drafters(target):
     yield drafter_near(target)
     yield drafter_near(target, markov_head_type="rnn")
     yield drafter_near(target, markov_rank=0, confidence_head_with_markov=False)
+    yield drafter_near(
+        target,
+        draft_layout="fill_in",
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=5,
+        causal_layers="all",
+    )
     reduced = drafter_near(target, draft_vocab_size=20)
     reduced.d2t.copy_(offsets_of(torch.arange(0, 60, 3)))
     yield reduced

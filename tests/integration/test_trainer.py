@@ -62,18 +62,24 @@ def block_terms(drafter, ids, mask, anchor, size):
     with torch.no_grad():
         outputs = target(ids[None], output_hidden_states=True)
     features = torch.cat([outputs.hidden_states[i + 1] for i in config.target_layer_ids], dim=-1)
-    block_ids = torch.full((1, size), config.mask_token_id)
+    first = config.first_draft_slot
+    block_ids = torch.full((1, first + size), config.mask_token_id)
     block_ids[0, 0] = ids[anchor]
     hidden = drafter(
         drafter.embed(block_ids, target.get_input_embeddings()),
-        torch.arange(anchor, anchor + size)[None],
+        torch.arange(anchor, anchor + first + size)[None],
         context_features=features[:, :anchor] if anchor else None,
         context_position_ids=torch.arange(anchor)[None] if anchor else None,
         cache=DraftContextCache(config.num_hidden_layers),
     ).last_hidden_state
+    anchor_hidden, hidden = (hidden[:, 0] if first else None), hidden[:, first:]
     base = drafter.base_logits(hidden, drafter.borrow_head(target.get_output_embeddings(), config.vocab_size))
     head = drafter.markov_head
-    state = None if head is None else head.start(1)
+    state = None
+    if head is not None:
+        state = head.start(1)
+        if anchor_hidden is not None:  # a recurrent head passes through the anchor's slot
+            _, state = head.step(head.embed(ids[None, anchor]), anchor_hidden, state)
     terms = []
     for k in range(size):
         position = anchor + k + 1

@@ -11,8 +11,14 @@ SOURCE = Path(dspark_hf.__file__).parent
 # Each module may import from the groups before it, and from its own.
 ORDER = [
     ["errors", "_version"],
+    ["layer_rules"],
     # From a name to a folder that may be loaded.
-    [*(f"checkpoints.{name}" for name in ("detect", "json_files", "weights", "headers")), "hub.faults", "hub.fetch"],
+    [
+        *(f"checkpoints.{name}" for name in ("fields", "deepspec", "zlab", "specforge", "speculators", "detect")),
+        *(f"checkpoints.{name}" for name in ("json_files", "weights", "headers")),
+        "hub.faults",
+        "hub.fetch",
+    ],
     [
         "_compat",
         "_machine",
@@ -30,7 +36,7 @@ ORDER = [
     ["decoding."],
     ["prompts", "zoo_wheel", "zoo"],
     ["fitting."],
-    ["evaluation.", "training.", "hub."],
+    ["evaluation.", "training.", "hub.", "checkpoints."],
     ["demo."],
     [""],  # the package's __init__
 ]

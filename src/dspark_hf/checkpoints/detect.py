@@ -3,70 +3,64 @@
 Class names do not decide: several projects use the same ones (`DSparkDraftModel` is also SpecForge's).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import CheckpointFormatError
+from .deepspec import MODEL_TYPES as DEEPSPEC_MODEL_TYPES
+from .deepspec import to_dspark as from_deepspec
+from .specforge import is_dspark as is_specforges
+from .specforge import to_dspark as from_specforge
+from .speculators import to_dspark as from_speculators
+from .zlab import to_dspark as from_zlab
 
-# Keys that DeepSpec writes and that say nothing about the drafter's computation.
-_DEEPSPEC_TRAINING_KEYS = frozenset(
-    {
-        "architectures",
-        "max_window_layers",
-        "model_type",
-        "num_anchors",
-        "use_cache",
-        "use_sliding_window",
-    }
+_SPECULATORS_KEYS = ("speculators_model_type", "speculators_config", "transformer_layer_config")
+_READABLE = (
+    "this release reads drafters saved by dspark_hf, DeepSpec (Qwen3 and Gemma4), speculators (dspark and dflash), "
+    "SpecForge (DSpark and DFlash) and z-lab DFlash"
 )
+
+Translate = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def to_dspark_config_dict(config_dict: dict[str, Any]) -> dict[str, Any]:
     """Translate the dict of a `config.json`; one that is already ours is returned as it is.
 
     Raises:
-        CheckpointFormatError: the file is no drafter's, or of a format that this release does not read.
+        CheckpointFormatError: the file is no drafter's, contradicts itself, lacks a field, or is of a format that this
+            release does not read.
     """
     if not isinstance(config_dict, dict):
         raise CheckpointFormatError(f"config.json must hold one JSON object, got a {type(config_dict).__name__}")
-    if not config_dict or config_dict.get("model_type") == "dspark":
+    is_speculators = any(key in config_dict for key in _SPECULATORS_KEYS)
+    nested = config_dict.get("dflash_config")
+    if is_speculators and nested is not None:
+        raise _unreadable(config_dict, "both a speculators drafter and one with dflash_config")
+    if not config_dict or (config_dict.get("model_type") == "dspark" and not is_speculators and nested is None):
         return config_dict
-    found = _name_format(config_dict)
-    if found == "DeepSpec":
-        return _from_deepspec(config_dict)
-    raise CheckpointFormatError(
-        f"config.json describes {found} (model_type {config_dict.get('model_type')!r}, architectures "
-        f"{config_dict.get('architectures')}); this release reads drafters saved by dspark_hf and Qwen3-flavoured "
-        "ones saved by DeepSpec. Pass such a folder or repository as the drafter"
-    )
+    translate = from_speculators if is_speculators else _translation_of(config_dict)
+    return translate(config_dict)
 
 
-def _name_format(config: dict[str, Any]) -> str:
-    if "speculators_model_type" in config or "speculators_config" in config:
-        return "a speculators drafter"
+def _translation_of(config: dict[str, Any]) -> Translate:
     if "dflash_config" in config:
-        projector = config["dflash_config"].get("projector_type") if isinstance(config["dflash_config"], dict) else None
-        return "a SpecForge drafter" if projector == "dspark" else "a z-lab DFlash drafter (fill-in layout)"
+        nested = config["dflash_config"]
+        if not isinstance(nested, dict):
+            raise _unreadable(config, f"a drafter whose dflash_config is {nested!r}, no object")
+        return from_specforge if is_specforges(config) else from_zlab
     if "ttt_length" in config:
-        return "an Eagle3 drafter"
+        raise _unreadable(config, "an Eagle3 drafter")
     if config.get("architectures") == ["DSparkDraftModel"] and "num_target_layers" in config and "qk_norm" in config:
-        return 'a drafter of this package without its model_type (add "model_type": "dspark")'
+        raise _unreadable(config, 'a drafter of this package without its model_type (add "model_type": "dspark")')
     if "block_size" in config and "target_layer_ids" in config and "mask_token_id" in config:
-        return "DeepSpec" if config.get("model_type") == "qwen3" else "a DeepSpec drafter of another flavour"
-    return "no drafter"
+        if config.get("model_type") in DEEPSPEC_MODEL_TYPES:
+            return from_deepspec
+        raise _unreadable(config, "a DeepSpec drafter of another flavour")
+    raise _unreadable(config, "no drafter")
 
 
-def _from_deepspec(config: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpec's Qwen3 flavour: flat keys, anchor-first, also for its DFlash baseline (rank 0)."""
-    if "num_target_layers" not in config:
-        raise CheckpointFormatError(
-            "config.json of a DeepSpec drafter lacks num_target_layers, so it cannot be matched with a target; "
-            "add the number of the target's decoder layers"
-        )
-    translated = {key: value for key, value in config.items() if key not in _DEEPSPEC_TRAINING_KEYS}
-    translated |= {"model_type": "dspark", "draft_layout": "anchor_first", "qk_norm": True}
-    if not config.get("markov_rank"):
-        # The baseline without a sequential head leaves these two out.
-        translated.setdefault("markov_rank", 0)
-        translated.setdefault("markov_head_type", "vanilla")
-        translated.setdefault("confidence_head_with_markov", False)
-    return translated
+def _unreadable(config: dict[str, Any], found: str) -> CheckpointFormatError:
+    return CheckpointFormatError(
+        f"config.json describes {found} (model_type {config.get('model_type')!r}, architectures "
+        f"{config.get('architectures')}); {_READABLE}. Pass such a folder or repository as the drafter"
+    )

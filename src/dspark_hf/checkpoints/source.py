@@ -1,5 +1,6 @@
 """From the name of a drafter to a folder that may be loaded: fetched if need be, and judged before it is read."""
 
+import re
 from collections.abc import MutableMapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +15,15 @@ from ..errors import CheckpointFormatError
 from ..hub.fetch import HUB_OPTIONS, HubSource
 from .headers import StoredTensor, check_stored, read_headers
 from .json_files import LARGEST_CONFIG_BYTES, read_json_object
-from .weights import CONFIG_NAME, check_config_content, check_weights_in, is_hub_id, weight_files
+from .specforge import LEGACY_KEYS
+from .weights import (
+    CONFIG_NAME,
+    check_config_content,
+    check_draft_vocabulary,
+    check_weights_in,
+    is_hub_id,
+    weight_files,
+)
 
 # Besides its own weights a checkpoint may hold copies of the target's embedding and head, and a header.
 _SPARE_BYTES = 64 * 2**20
@@ -52,7 +61,8 @@ def checked_folder(model_class: Any, name: str, kwargs: MutableMapping[str, Any]
     if getattr(skeleton.config, "quantization_config", None) is not None:
         _check_quantised(name, skeleton, files)
     else:
-        check_stored(name, skeleton.state_dict(), _without_prefix(stored, model_class.base_model_prefix))
+        check_stored(name, skeleton.state_dict(), _by_our_names(stored, model_class.base_model_prefix))
+    check_draft_vocabulary(name, files)
     return str(folder)
 
 
@@ -116,5 +126,12 @@ def _num_numbers(skeleton: Any) -> int:
     return sum(weight.numel() for weight in weights.values())
 
 
-def _without_prefix(stored: dict[str, StoredTensor], prefix: str) -> dict[str, StoredTensor]:
-    return {name.removeprefix(f"{prefix}."): tensor for name, tensor in stored.items()}
+def _by_our_names(stored: dict[str, StoredTensor], prefix: str) -> dict[str, StoredTensor]:
+    """As transformers will name them: without the model's prefix, heads outside of early files' container."""
+    named = {}
+    for name, tensor in stored.items():
+        name = name.removeprefix(f"{prefix}.")
+        for pattern, ours in LEGACY_KEYS.items():
+            name = re.sub(pattern, ours, name)
+        named[name] = tensor
+    return named

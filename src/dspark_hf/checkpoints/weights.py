@@ -2,8 +2,12 @@
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import safe_open
 
 from ..errors import CheckpointFormatError
 from .detect import to_dspark_config_dict
@@ -15,6 +19,9 @@ _DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
 # Files that make transformers load something else than the drafter beside them.
 _ADAPTER_CONFIG = "adapter_config.json"
 _DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+
+# Modules that a drafter computes with; weights of theirs that have no place are part of another computation.
+_COMPUTED = ("fc.", "hidden_norm.", "layers.", "norm.", "markov_head.", "confidence_head.", "logit_head.")
 
 
 def is_hub_id(name: str) -> bool:
@@ -145,3 +152,51 @@ def shard_names(index: dict[str, Any], source: str) -> list[str]:
 def _is_plain_file_name(name: str) -> bool:
     # Also what another system takes for a separator or a drive.
     return name == os.path.basename(name) and not set(name) & {"/", "\\", ":", "\0"} and not name.startswith(".")
+
+
+def check_draft_vocabulary(source: str, files: Iterable[Path]) -> None:
+    """Raise where the two stored forms of a draft vocabulary, a mask and offsets, name different tokens.
+
+    Args:
+        source: What to call the checkpoint.
+        files: Its weights, whose headers were read.
+
+    Raises:
+        CheckpointFormatError: as said.
+    """
+    stored: dict[str, torch.Tensor] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            stored |= {name: file.get_tensor(name) for name in ("t2d", "d2t") if name in file.keys()}  # noqa: SIM118
+    if len(stored) < 2:
+        return
+    mask, offsets = stored["t2d"], stored["d2t"]
+    is_flat = mask.ndim == offsets.ndim == 1
+    if not is_flat or (offsets + torch.arange(len(offsets))).tolist() != mask.nonzero().flatten().tolist():
+        raise CheckpointFormatError(
+            f"{source} contradicts itself: t2d marks {int(mask.sum())} tokens, and d2t names {offsets.numel()}, which "
+            "are not the same; expected one draft vocabulary. Download it again"
+        )
+
+
+def check_leftovers(name: str, surplus: Iterable[str]) -> None:
+    """Raise where stored weights without a place say that the config describes another drafter than the weights.
+
+    Args:
+        surplus: Names of those weights.
+
+    Raises:
+        CheckpointFormatError: a reduced draft vocabulary, a head or a layer that the config does not know of.
+    """
+    if "d2t" in surplus:
+        raise CheckpointFormatError(
+            f"{name} has a reduced draft vocabulary (d2t) that its config.json does not mention; add draft_vocab_size "
+            "there, the length of d2t"
+        )
+    computed = sorted(key for key in surplus if key.startswith(_COMPUTED))
+    if computed:
+        raise CheckpointFormatError(
+            f"{name} holds {len(computed)} weights that a drafter as its config.json describes it does not have, among "
+            f"them {computed[:3]}; without them it would draft something else. Expected only weights of the described "
+            "layers and heads: correct config.json, or download the drafter again"
+        )

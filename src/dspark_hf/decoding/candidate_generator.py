@@ -98,7 +98,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         wants_all = bool(model_kwargs.get("output_hidden_states"))
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": True if wants_all else indices}
         self._masks = torch.full(
-            (1, config.block_size - 1), config.mask_token_id, dtype=torch.long, device=self._target_device
+            (1, config.num_block_tokens - 1), config.mask_token_id, dtype=torch.long, device=self._target_device
         )
         self._cache = DraftContextCache(config.num_hidden_layers)
         self._pending: list[Tensor] = []  # features observed but not yet in the cache
@@ -145,7 +145,9 @@ class DSparkCandidateGenerator(CandidateGenerator):
             **facts: Of [`RoundFacts.of`].
         """
         # Contiguous: a product of many rows with every few slots left out takes several times as long on a CPU.
-        hidden = hidden[:, :num_slots].contiguous()
+        first = self._drafter.config.first_draft_slot
+        anchor_hidden = hidden[:, 0] if first else None
+        hidden = hidden[:, first : first + num_slots].contiguous()
         block = draft_block(
             self._drafter,
             hidden,
@@ -155,6 +157,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             draft_ids=self._draft_ids,
             do_sample=self.do_sample,
             vocab_size=self._vocab_size,
+            anchor_hidden=anchor_hidden,
         )
         confidence = calibrate(block.confidence_logits, self._calibration)
         round_facts = RoundFacts.of(block, costs=self.scheduler.costs, **facts)

@@ -21,6 +21,7 @@ def draft_block(
     draft_ids: Tensor | None,
     do_sample: bool,
     vocab_size: int | None = None,
+    anchor_hidden: Tensor | None = None,
 ) -> DraftBlock:
     """Turn the backbone's parallel output into tokens: `p_k = softmax(U_k + B_k(x_<k))` (Eq. 4), left to right.
 
@@ -37,13 +38,14 @@ def draft_block(
         draft_ids: The drafter's `draftable_ids`, on its device.
         do_sample: False: take the best token of each slot's processed scores.
         vocab_size: The target's; None: the drafter's.
+        anchor_hidden: `[rows, hidden]` of the anchor's slot in the fill-in layout, where it drafts nothing.
     """
     rows, num_slots, _ = base_logits.shape
     ids = prefix_ids if isinstance(prefix_ids, Tensor) else prefix_ids.ids
     device = ids.device  # of everything that acceptance will see; the drafter may be elsewhere
     uniforms = draw_uniforms(num_slots, rows, device=device) if do_sample else None
     head = drafter.markov_head
-    state = head.start(rows) if head is not None else None
+    state: Tensor | None = None
     previous = prefix_ids[:, -1] if isinstance(prefix_ids, Tensor) else prefix_ids.last
     slots: list[_Slot] = []
     embeddings: list[Tensor] = []
@@ -54,6 +56,8 @@ def draft_block(
             known = previous.to(hidden.device).clamp(max=drafter.config.vocab_size - 1)
             embedding = head.embed(known)
             embeddings.append(embedding)
+            if k == 0:
+                state = head.started(embedding, anchor_hidden)
             bias, state = head.step(embedding, hidden[:, k], state)
             logits = logits + bias[..., : logits.shape[-1]]
         if draft_ids is not None:

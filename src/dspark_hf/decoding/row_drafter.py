@@ -38,7 +38,7 @@ class RowDrafter(DSparkCandidateGenerator):
         ids_device: torch.device | None = None,
     ) -> None:
         super().__init__(drafter, target, generation_config, logits_processor, model_kwargs, num_rows, ids_device)
-        self._rows = RowContextCache(drafter.config.num_hidden_layers, capacity + drafter.config.block_size)
+        self._rows = RowContextCache(drafter.config.num_hidden_layers, capacity + drafter.config.num_block_tokens)
         num_sequences = generation_config.num_return_sequences
         for_rows = functools.cache(lambda rows: processors_for_rows(logits_processor, rows, num_rows, num_sequences))
         self.processor = ScoreProcessor(logits_processor, for_rows)

@@ -96,11 +96,12 @@ def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
         ("number of decoder layers", getattr(theirs, "num_hidden_layers", None), ours.num_target_layers),
     ]
     for what, target_value, drafter_value in pairs:
-        if target_value != drafter_value:
+        if target_value != drafter_value and drafter_value is not None:
             raise IncompatibleTargetError(
                 f"the drafter was made for a target with {what} {drafter_value}, {type(target).__name__} has "
                 f"{target_value}; load the drafter of this target"
             )
+    _refuse_last_layer(target, ours.target_layer_ids)
     vocab_size = _refuse_vocabulary(target, drafter)
     head = target.get_output_embeddings()
     for what, module in (("input embedding", target.get_input_embeddings()), ("output head", head)):
@@ -119,6 +120,16 @@ def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
         raise IncompatibleTargetError(
             f"{type(target).__name__} has no output head (get_output_embeddings() is None), and the drafter borrows "
             "it; load the target with AutoModelForCausalLM"
+        )
+
+
+def _refuse_last_layer(target: TargetModel, layer_ids: list[int]) -> None:
+    """Raise for feature layers that this target lacks: foreign drafters need not say how deep theirs is."""
+    depth = getattr(target.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if depth is not None and layer_ids[-1] > depth - 2:
+        raise IncompatibleTargetError(
+            f"the drafter reads target layers {layer_ids}, and {type(target).__name__} has {depth}, the last of "
+            "which is only available after the final norm; load the drafter of this target"
         )
 
 

@@ -60,13 +60,28 @@ def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, Pr
     if dtype not in LOADABLE_DTYPES:
         raise ComparisonError(f"dtype must be one of {', '.join(LOADABLE_DTYPES)}, got {dtype!r}")
     placed_on = _device(device)
-    folder = zoo.resolve(name)
-    source = _available(name, "target") if folder == name else folder
+    source = _target_source(name)
     with _readable_errors(f"the tokenizer of target {name!r}"):
         tokenizer = zoo.load_tokenizer(source)
     with _readable_errors(f"target {name!r}"):
         target = zoo.load_target(source, dtype)
     return _placed(target, placed_on), tokenizer
+
+
+def load_as_stored(drafter_name: str, target_name: str | None) -> tuple[DSparkDraftModel, PreTrainedModel | None]:
+    """A drafter, and the target if one is named, in the dtypes of their checkpoints, on the CPU.
+
+    Raises:
+        ComparisonError: nothing can be loaded under one of the names.
+        CheckpointFormatError, DSparkConfigError: the folder holds no drafter that can be read.
+        ZooError: as for `zoo.resolve`.
+    """
+    drafter = _placed(_from_pretrained(drafter_name, "auto"), torch.device("cpu"))
+    if target_name is None:
+        return drafter, None
+    source = _target_source(target_name)
+    with _readable_errors(f"target {target_name!r}"):
+        return drafter, _placed(zoo.load_target(source, "auto"), torch.device("cpu"))
 
 
 def load_drafter(
@@ -126,7 +141,13 @@ def untrained_drafter(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     return _placed(drafter, target.device, target.dtype)
 
 
-def _from_pretrained(name: str, dtype: torch.dtype) -> DSparkDraftModel:
+def _target_source(name: str) -> str:
+    """What `from_pretrained` is to load for a target's name."""
+    folder = zoo.resolve(name)
+    return _available(name, "target") if folder == name else folder
+
+
+def _from_pretrained(name: str, dtype: torch.dtype | str) -> DSparkDraftModel:
     source = _available(name, "drafter")
     with _readable_errors(f"drafter {name!r}"), _without_load_report():
         loaded: Any = DSparkDraftModel.from_pretrained(source, dtype=dtype, output_loading_info=True)

@@ -17,10 +17,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..model.draft_vocab import draft_index
-from ..model.packed_blocks import PackedBlocks
 from ..modeling_dspark import DSparkDraftModel, treat_logits
 from ..training.anchors import AnchorBlocks, build_blocks, possible_anchors
 from ..training.features import TargetFeatures, TargetReader
+from ..training.packed_forward import packed_hidden
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def _replay(
     parts = []
     for anchors in possible_anchors(mask[0]).split(max(1, TABLE_NUMBERS // (size * drafter.config.vocab_size))):
         blocks = build_blocks(ids, mask, anchors[None], size)
-        hidden, embeddings = _draft(drafter, reader, features.features, blocks)
-        draft_logits = _draft_logits(drafter, head, hidden, embeddings)
+        hidden, embeddings, codes = _draft(drafter, reader, features.features, blocks)
+        draft_logits = _draft_logits(drafter, head, hidden, codes)
         final_hidden = features.final_hidden[0]
         acceptance, label = _acceptance(drafter, reader, draft_logits, final_hidden, blocks, text.temperature)
         confidence = acceptance.new_zeros(0)
@@ -143,31 +143,22 @@ def _replay(
 
 def _draft(
     drafter: DSparkDraftModel, reader: TargetReader, features: Tensor, blocks: AnchorBlocks
-) -> tuple[Tensor, Tensor | None]:
-    """`h_k` `[blocks, slots, hidden]` and `W_1[x_{k-1}]` on the text's own tokens."""
-    previous = blocks.previous_tokens[0]
-    num_blocks, size = previous.shape
-    block_ids = torch.full_like(previous, drafter.config.mask_token_id)
-    block_ids[:, 0] = previous[:, 0]
-    positions = blocks.anchor_positions[0, :, None] + torch.arange(size, device=previous.device)
-    outputs = drafter(
-        inputs_embeds=drafter.embed(block_ids.view(1, -1), reader.embedding),
-        position_ids=positions.view(1, -1),
-        context_features=features.to(drafter.dtype),
-        context_position_ids=torch.arange(features.shape[1], device=previous.device)[None],
-        attention_mask=PackedBlocks(blocks.anchor_positions, size),
-    )
-    hidden = outputs.last_hidden_state.view(num_blocks, size, -1)
-    return hidden, None if drafter.markov_head is None else drafter.markov_head.embed(previous)
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`h_k` `[blocks, slots, hidden]`, `W_1[x_{k-1}]` and codes on the text's own tokens."""
+    hidden, anchor_hidden = packed_hidden(drafter, drafter, reader.embedding, features, blocks)
+    if drafter.markov_head is None:
+        return hidden, None, None
+    embeddings = drafter.markov_head.embed(blocks.previous_tokens[0])
+    return hidden, embeddings, drafter.markov_head.codes(embeddings, hidden, anchor_hidden)
 
 
 def _draft_logits(
-    drafter: DSparkDraftModel, head: Callable[[Tensor], Tensor], hidden: Tensor, embeddings: Tensor | None
+    drafter: DSparkDraftModel, head: Callable[[Tensor], Tensor], hidden: Tensor, codes: Tensor | None
 ) -> Tensor:
     """float32 `[blocks, slots, draft vocabulary]`."""
     logits = drafter.base_logits(hidden, head)
-    if drafter.markov_head is not None and embeddings is not None:
-        logits = logits + drafter.markov_head.markov_w2(drafter.markov_head.codes(embeddings, hidden))
+    if drafter.markov_head is not None and codes is not None:
+        logits = logits + drafter.markov_head.markov_w2(codes)
     return logits
 
 

@@ -23,6 +23,8 @@ _DRAFTER_FIELDS = (
     "draft_layout",
     "layer_types",
     "sliding_window",
+    "window_start",
+    "causal_layers",
     "markov_head_type",
     "enable_confidence_head",
     "target_layer_ids",

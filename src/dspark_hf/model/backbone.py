@@ -19,11 +19,20 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from ..configuration_dspark import DSparkConfig
+from .draft_window import DraftWindow
 from .packed_blocks import PackedBlocks, attend_packed
 from .row_attention import attend_rows
 from .row_slots import DraftCache
 
-__all__ = ["AttentionMask", "DSparkAttention", "DSparkDecoderLayer", "Qwen3RMSNorm", "Qwen3RotaryEmbedding"]
+__all__ = [
+    "AttentionMask",
+    "DSparkAttention",
+    "DSparkDecoderLayer",
+    "Qwen3RMSNorm",
+    "Qwen3RotaryEmbedding",
+    "RotaryTables",
+    "turn",
+]
 
 RotaryTables = tuple[Tensor, Tensor]  # cos, sin, each [rows, tokens, head_dim]
 AttentionMask = Tensor | PackedBlocks | None
@@ -38,6 +47,7 @@ class DSparkAttention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
+        self.window = DraftWindow.of_layer(config, layer_idx)
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5
@@ -56,7 +66,7 @@ class DSparkAttention(nn.Module):
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         keys = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
         values = self.v_proj(hidden_states).view(shape).transpose(1, 2)
-        return _turn(keys, *rotary), values
+        return turn(keys, *rotary), values
 
     def forward(
         self,
@@ -74,14 +84,14 @@ class DSparkAttention(nn.Module):
         cos, sin = rotary
         shape = (*block.shape[:-1], -1, self.head_dim)
         queries = self.q_norm(self.q_proj(block).view(shape)).transpose(1, 2)
-        queries = _turn(queries, cos[:, -num_queries:], sin[:, -num_queries:])
+        queries = turn(queries, cos[:, -num_queries:], sin[:, -num_queries:])
         keys, values = self.project_keys_values(
             block if context is None else torch.cat([context, block], dim=1), rotary
         )
         if cache is not None:
             keys, values = cache.append(self.layer_idx, keys, values)
         if isinstance(attention_mask, PackedBlocks):
-            packed = attend_packed(queries, keys, values, attention_mask, scaling=self.scaling)
+            packed = attend_packed(queries, keys, values, attention_mask, scaling=self.scaling, window=self.window)
             return self.o_proj(packed.reshape(*block.shape[:-1], -1))
         implementation = self.config._attn_implementation
         attend: Callable[..., Any] = (
@@ -105,12 +115,15 @@ class DSparkAttention(nn.Module):
 class DSparkDecoderLayer(nn.Module):
     """One pre-norm draft layer."""
 
+    attention_class: type[DSparkAttention] = DSparkAttention
+    norm_class: type[Qwen3RMSNorm] = Qwen3RMSNorm
+
     def __init__(self, config: DSparkConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = DSparkAttention(config, layer_idx)
+        self.self_attn = self.attention_class(config, layer_idx)
         self.mlp = Qwen3MLP(config)
-        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
 
     def forward(
         self,
@@ -126,7 +139,7 @@ class DSparkDecoderLayer(nn.Module):
         return output
 
 
-def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of `[rows, heads, tokens, head_dim]`."""
     turned: Tensor = states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
     return turned

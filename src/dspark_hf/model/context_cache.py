@@ -38,6 +38,10 @@ class DraftContextCache:
         all_values[:, :, self.length : end] = values
         return all_keys[:, :, :end], all_values[:, :, :end]
 
+    def num_columns(self, num_new: int) -> int:
+        """Columns of what [`append`] of `num_new` tokens returns; column j holds position j."""
+        return self.length + num_new
+
     def commit(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` positions of what every layer wrote last."""
         self.length += num_tokens

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .draft_window import DraftWindow
+
 
 @dataclass(frozen=True)
 class PackedBlocks:
@@ -22,21 +24,42 @@ class PackedBlocks:
     anchor_positions: Tensor
     block_size: int
 
-    def sees_context(self, context_length: int) -> Tensor:
-        """bool `[rows, A, context_length]`, for context at positions 0, 1, ..."""
-        positions = torch.arange(context_length, device=self.anchor_positions.device)
-        return positions < self.anchor_positions[:, :, None]
+    def sees_context(self, context_length: int, window: DraftWindow | None = None) -> Tensor:
+        """bool `[rows, A, T or 1, context_length]`, for context at positions 0, 1, ..."""
+        anchors = self.anchor_positions[:, :, None, None]
+        positions = torch.arange(context_length, device=anchors.device)
+        before = positions < anchors
+        return before if window is None else before & window.sees(anchors + self._offsets[:, None], anchors, positions)
 
-    def dense(self, context_length: int) -> Tensor:
+    def sees_block(self, window: DraftWindow) -> Tensor:
+        """bool `[T, T]`: which slots of its block a slot sees."""
+        offsets = self._offsets
+        return window.sees(offsets[:, None], torch.zeros_like(offsets[:1]), offsets)
+
+    def dense(self, context_length: int, window: DraftWindow | None = None) -> Tensor:
         """The equivalent mask, bool `[rows, 1, A*T, context_length + A*T]`: the slow reference."""
         rows, num_blocks = self.anchor_positions.shape
-        to_context = self.sees_context(context_length).repeat_interleave(self.block_size, dim=1)
+        to_context = self.sees_context(context_length, window).expand(-1, -1, self.block_size, -1).flatten(1, 2)
         block = torch.arange(num_blocks, device=to_context.device).repeat_interleave(self.block_size)
-        to_blocks = (block[:, None] == block[None]).expand(rows, -1, -1)
-        return torch.cat([to_context, to_blocks], dim=2)[:, None]
+        to_blocks = block[:, None] == block[None]
+        if window is not None:
+            to_blocks = to_blocks & self.sees_block(window).repeat(num_blocks, num_blocks)
+        return torch.cat([to_context, to_blocks.expand(rows, -1, -1)], dim=2)[:, None]
+
+    @property
+    def _offsets(self) -> Tensor:
+        return torch.arange(self.block_size, device=self.anchor_positions.device)
 
 
-def attend_packed(queries: Tensor, keys: Tensor, values: Tensor, blocks: PackedBlocks, *, scaling: float) -> Tensor:
+def attend_packed(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: PackedBlocks,
+    *,
+    scaling: float,
+    window: DraftWindow | None = None,
+) -> Tensor:
     """Softmax attention of each block over its context and itself.
 
     Args:
@@ -44,6 +67,7 @@ def attend_packed(queries: Tensor, keys: Tensor, values: Tensor, blocks: PackedB
         keys, values: `[rows, kv_heads, S + A*T, head_dim]`, the context first.
         blocks: Which context each block sees.
         scaling: Factor on the scores.
+        window: The layer's rule; None: slots see all of their context and block.
 
     Returns:
         `[rows, A*T, heads, head_dim]`.
@@ -58,10 +82,12 @@ def attend_packed(queries: Tensor, keys: Tensor, values: Tensor, blocks: PackedB
     context_keys, own_keys = _split(keys, context_length, num_blocks, size)
     context_values, own_values = _split(values, context_length, num_blocks, size)
     flat = grouped.reshape(rows, num_kv_heads, -1, head_dim)
-    to_context = (flat @ context_keys.transpose(2, 3)).view(*grouped.shape[:4], context_length)
-    hidden_from = ~blocks.sees_context(context_length)[:, None, :, None, :]
-    to_context = to_context.masked_fill(hidden_from, -torch.inf)
+    to_context = (flat @ context_keys.transpose(2, 3)).view(rows, num_kv_heads, num_blocks, group, size, context_length)
+    is_seen = blocks.sees_context(context_length, window)[:, None, :, None]
+    to_context = to_context.masked_fill(~is_seen, -torch.inf).flatten(3, 4)
     to_own = grouped @ own_keys.transpose(3, 4)
+    if window is not None:
+        to_own = to_own.masked_fill(~blocks.sees_block(window).repeat(group, 1), -torch.inf)
     weights = torch.cat([to_context, to_own], dim=-1).softmax(dim=-1).to(values.dtype)
     over_context, over_own = weights.split([context_length, size], dim=-1)
     attended = (over_context.flatten(2, 3) @ context_values).view(grouped.shape)

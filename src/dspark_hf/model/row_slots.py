@@ -109,6 +109,10 @@ class RowContextCache:
         key_buffer, value_buffer = self._buffers[layer_idx]
         return key_buffer.write(keys, self.slots), value_buffer.write(values, self.slots)
 
+    def num_columns(self, num_new: int) -> int:
+        """Columns of what [`append`] returns; column j holds position j of each row."""
+        return self.slots.num_columns
+
     def commit(self, num_tokens: int) -> None:
         """Nothing to note: what counts is what the next forward's slots and mask say."""
 

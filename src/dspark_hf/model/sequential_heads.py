@@ -30,6 +30,16 @@ class MarkovHead(nn.Module):
         """State before the first slot."""
         return None
 
+    def started(self, anchor_embedding: Tensor, anchor_hidden: Tensor | None) -> Tensor | None:
+        """State before the first slot that drafts, in the fill-in layout behind the anchor's own slot.
+
+        Args:
+            anchor_embedding: `W_1[x_0]` `[rows, rank]`.
+            anchor_hidden: `[rows, hidden]` of the anchor's slot where it drafts nothing; None: there is none.
+        """
+        state = self.start(anchor_embedding.shape[0])
+        return state if anchor_hidden is None else self.code(anchor_embedding, anchor_hidden, state)[1]
+
     def code(self, embedding: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Code `[..., rank]` of one slot from `embedding` `[..., rank]` and `hidden` `h_k` `[..., hidden]`."""
         return embedding, state
@@ -40,9 +50,12 @@ class MarkovHead(nn.Module):
         bias: Tensor = self.markov_w2(code)
         return bias, state
 
-    def codes(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
-        """Codes `[rows, slots, rank]` of whole blocks from `embeddings` `[rows, slots, rank]` and `hidden`."""
-        state = self.start(embeddings.shape[0])
+    def codes(self, embeddings: Tensor, hidden: Tensor, anchor_hidden: Tensor | None = None) -> Tensor:
+        """Codes `[rows, slots, rank]` of whole blocks from `embeddings` `[rows, slots, rank]` and `hidden`.
+
+        `anchor_hidden` as for [`started`]; slot 1's embedding is the anchor's.
+        """
+        state = self.started(embeddings[:, 0], anchor_hidden)
         codes = []
         for embedding, slot_hidden in zip(embeddings.unbind(1), hidden.unbind(1), strict=True):
             code, state = self.code(embedding, slot_hidden, state)

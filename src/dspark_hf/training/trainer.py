@@ -14,7 +14,6 @@ from .._compat import check_overridable
 from ..decoding.report import record_speculation
 from ..decoding.target_refusals import refuse_target
 from ..errors import TrainingDataError
-from ..model.packed_blocks import PackedBlocks
 from ..modeling_dspark import DSparkDraftModel
 from .anchors import AnchorBlocks, build_blocks, position_weights
 from .dataset import AnchorDataset, LengthGroupedEpochs, collate
@@ -23,6 +22,7 @@ from .head_rows import HeadRows
 from .hub_pushes import PushesDrafters
 from .losses import PositionTerms, draft_loss
 from .metrics import BlockMetrics
+from .packed_forward import packed_hidden
 from .scaled_steps import scale_steps
 from .settings import DSparkTrainingArguments
 
@@ -207,27 +207,15 @@ class DSparkTrainer(PushesDrafters):
         self, model: nn.Module, inputs: dict[str, Any], blocks: AnchorBlocks
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """`h_k`, `W_1[x_{k-1}]` and codes of the supervised positions, `[n, ...]`; fills in missing features."""
-        drafter, config = self._drafter, self._drafter.config
+        drafter = self._drafter
         if "features" not in inputs:
             inputs.update(self._read_features(inputs, blocks))
-        rows, num_blocks, size = blocks.previous_tokens.shape
-        block_ids = torch.full_like(blocks.previous_tokens, config.mask_token_id)
-        block_ids[:, :, 0] = blocks.previous_tokens[:, :, 0]
-        positions = blocks.anchor_positions[:, :, None] + torch.arange(size, device=block_ids.device)
-        length = inputs["features"].shape[1]
-        outputs = model(
-            inputs_embeds=drafter.embed(block_ids.flatten(1), self._reader.embedding),
-            position_ids=positions.flatten(1),
-            context_features=inputs["features"].to(drafter.dtype),
-            context_position_ids=torch.arange(length, device=block_ids.device).expand(rows, -1),
-            attention_mask=PackedBlocks(blocks.anchor_positions, size),
-        )
-        hidden = outputs.last_hidden_state.view(rows * num_blocks, size, -1)
+        hidden, anchor_hidden = packed_hidden(model, drafter, self._reader.embedding, inputs["features"], blocks)
         mask = blocks.is_supervised.flatten(0, 1)
         if drafter.markov_head is None:
             return hidden[mask], None, None
         embeddings = drafter.markov_head.embed(blocks.previous_tokens.flatten(0, 1))
-        codes = drafter.markov_head.codes(embeddings, hidden)
+        codes = drafter.markov_head.codes(embeddings, hidden, anchor_hidden)
         return hidden[mask], embeddings[mask], codes[mask]
 
     def _read_features(self, inputs: dict[str, Any], blocks: AnchorBlocks) -> dict[str, Tensor]:

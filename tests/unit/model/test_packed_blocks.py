@@ -1,11 +1,14 @@
 """Packed blocks: the attention against a dense mask, and the drafter's forward against one block at a time."""
 
+import itertools
+
 import pytest
 import torch
 from tiny import tiny_drafter, tiny_target
 from torch.nn import functional as F
 
 from dspark_hf.model.context_cache import DraftContextCache
+from dspark_hf.model.draft_window import DraftWindow
 from dspark_hf.model.packed_blocks import PackedBlocks, attend_packed
 
 GQA = [(4, 4), (4, 2), (6, 2), (4, 1), (1, 1)]  # query heads, key/value heads
@@ -162,3 +165,63 @@ def test_half_precision_stays_half_and_near():
     got = forward(drafter, features.bfloat16(), embeds.bfloat16(), PackedBlocks(ANCHORS, 4))
     assert got.dtype == torch.bfloat16
     assert (got.float() - expected).abs().mean() < 0.1 * expected.abs().mean()
+
+
+# -- windows and slots that do not look ahead ------------------------------------------------------------------------
+
+WINDOWS = [
+    DraftWindow(size, starts_at_anchor, is_causal)
+    for size in (None, 1, 3, 6)
+    for starts_at_anchor in (False, True)
+    for is_causal in (False, True)
+]
+KINDS = ["sliding_attention", "full_attention"]
+
+
+def seen_by_hand(window, slot, key, anchor):
+    """Of a key in the block or before the anchor."""
+    if window.is_causal and key > slot:
+        return False
+    if window.size is None or key > slot:
+        return True
+    if window.starts_at_anchor:
+        return key >= anchor - window.size
+    return slot - key < window.size
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_windows_entry_by_entry_and_attention_with_the_dense_mask(window):
+    size = 3
+    blocks = PackedBlocks(ANCHORS, size)
+    mask = blocks.dense(CONTEXT, window)
+    for row, query, key in itertools.product(range(2), range(12), range(CONTEXT + 12)):
+        anchor, offset = int(ANCHORS[row, query // size]), query % size
+        if key < CONTEXT:
+            sees = key < anchor and seen_by_hand(window, anchor + offset, key, anchor)
+        else:
+            place = anchor + (key - CONTEXT) % size
+            sees = (key - CONTEXT) // size == query // size and seen_by_hand(window, anchor + offset, place, anchor)
+        assert bool(mask[row, 0, query, key]) == sees
+    queries, keys, values = attention_inputs(4, 2, size)
+    expected = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True)
+    got = attend_packed(queries, keys, values, blocks, scaling=0.3, window=window)
+    torch.testing.assert_close(got, expected.transpose(1, 2), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("window_start", ["slot", "anchor"])
+@pytest.mark.parametrize("causal_layers", ["none", "sliding", "all"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_packed_sliding_forward_equals_one_block_at_a_time(window_start, causal_layers, attention):
+    rules = {"window_start": window_start, "causal_layers": causal_layers, "sliding_window": 3, "layer_types": KINDS}
+    drafter = tiny_drafter(tiny_target(), **rules)
+    drafter.set_attn_implementation(attention)
+    features, embeds = packed_inputs(drafter)
+    packed = forward(drafter, features, embeds, PackedBlocks(ANCHORS, 4))
+    full = forward(tiny_drafter(tiny_target()), features, embeds, PackedBlocks(ANCHORS, 4))
+    assert (packed - full).abs().max() > 1e-3, "the windows must matter"
+    for row in range(2):
+        for i, anchor in enumerate(ANCHORS[row].tolist()):
+            part = slice(4 * i, 4 * i + 4)
+            alone = drafting_forward(drafter, features[row], embeds[row, part], anchor)
+            torch.testing.assert_close(packed[row, part], alone, atol=1e-5, rtol=0)
