@@ -36,9 +36,8 @@ class Conversion:
     left_out: tuple[str, ...]
 
 
-def needs_target(drafter: DSparkDraftModel, to: str) -> bool:
-    """Whether the format stores something of the target's: weights, or its name."""
-    return to in ("deepspec", "speculators")
+# These store something of the target's: weights, or its name.
+_NEEDS_TARGET = ("deepspec", "speculators")
 
 
 def convert_drafter(
@@ -54,7 +53,7 @@ def convert_drafter(
     Args:
         to: `deepspec` (with copies of the target's embedding and head), `speculators` (which vLLM reads) or
             `specforge` (which SGLang reads).
-        target: Its target, for the formats that [`needs_target`] names.
+        target: Its target, for DeepSpec's and speculators' files.
         target_name: Folder or Hub id of the target, for speculators' files.
 
     Raises:
@@ -67,7 +66,7 @@ def convert_drafter(
         raise CheckpointFormatError(f"drafters can be converted to {', '.join(FORMATS)}, got {to!r}")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointFormatError(f"{output} exists and is not an empty folder; choose another one")
-    if needs_target(drafter, to) and (target is None or target_name is None):
+    if to in _NEEDS_TARGET and (target is None or target_name is None):
         raise CheckpointFormatError(
             f"a {to} file holds {'copies of weights' if to == 'deepspec' else 'the name'} of the target; name it"
         )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .fields import backbone_fields, head_fields, refuse_value, require_keys, rope_parameters
+from .fields import backbone_fields, head_fields, require_keys, rope_parameters, unexpected
 
 MODEL_TYPES = ("qwen3", "gemma4_text")
 _WHAT = "a DeepSpec drafter"
@@ -20,7 +20,7 @@ def to_dspark(config: dict[str, Any]) -> dict[str, Any]:
     backbone = _gemma4_backbone(config) if is_gemma else backbone_fields(config, _WHAT)
     kinds = backbone["layer_types"]
     if kinds != ["full_attention"] * len(kinds):
-        raise refuse_value(_WHAT, "layer_types", kinds, "only 'full_attention', as its training writes")
+        raise unexpected(_WHAT, "layer_types", kinds, "only 'full_attention', as its training writes")
     return {
         **backbone,
         **{name: config[name] for name in _OWN},
@@ -36,9 +36,9 @@ def _gemma4_backbone(config: dict[str, Any]) -> dict[str, Any]:
     shares = bool(config.get("attention_k_eq_v"))
     for name, wanted in (("enable_moe_block", False), ("hidden_size_per_layer_input", 0)):
         if config.get(name):
-            raise refuse_value(what, name, config[name], repr(wanted))
+            raise unexpected(what, name, config[name], repr(wanted))
     if config.get("use_double_wide_mlp") and config.get("num_kv_shared_layers"):
-        raise refuse_value(what, "num_kv_shared_layers", config["num_kv_shared_layers"], "0 with use_double_wide_mlp")
+        raise unexpected(what, "num_kv_shared_layers", config["num_kv_shared_layers"], "0 with use_double_wide_mlp")
     if shares:
         require_keys(config, ("num_global_key_value_heads",), what)
     as_qwen3 = config | {

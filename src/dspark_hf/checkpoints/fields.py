@@ -28,8 +28,6 @@ _BACKBONE_IF_GIVEN = (
     "eos_token_id",
 )
 _HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
-# Of a layer type's RoPE: what says nothing, and the old name of the type.
-_ROPE_OLD_TYPE = "type"
 
 
 def require_keys(config: Mapping[str, Any], names: Iterable[str], what: str) -> None:
@@ -42,7 +40,7 @@ def require_keys(config: Mapping[str, Any], names: Iterable[str], what: str) -> 
         )
 
 
-def refuse_value(what: str, name: str, found: Any, expected: str) -> CheckpointFormatError:
+def unexpected(what: str, name: str, found: Any, expected: str) -> CheckpointFormatError:
     """The error for a value that no drafter of this format has, or none that is supported."""
     return CheckpointFormatError(
         f"config.json of {what} has {name} {found!r}, expected {expected}; pass another drafter, or correct the file"
@@ -92,17 +90,15 @@ def rope_parameters(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     """
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(found, dict):
-        raise refuse_value(what, "rope_parameters", found, "an object")
+        raise unexpected(what, "rope_parameters", found, "an object")
     # One RoPE for each kind of layer: draft layers attend fully. What stands beside them is a default of the writer's.
     per_kind = found.get("full_attention")
-    rope = {
-        key: value for key, value in (per_kind if isinstance(per_kind, dict) else found).items() if value is not None
-    }
-    old_type = rope.pop(_ROPE_OLD_TYPE, "default")
-    rope.setdefault("rope_type", old_type)
+    chosen = per_kind if isinstance(per_kind, dict) else found
+    rope = {key: value for key, value in chosen.items() if value is not None}
+    rope.setdefault("rope_type", rope.pop("type", "default"))  # its old name
     theta = agreed(what, "rope_theta", rope, {} if isinstance(per_kind, dict) else config)
     if not isinstance(theta, int | float) or isinstance(theta, bool):
-        raise refuse_value(what, "rope_theta", theta, "a number, at the top or in rope_parameters")
+        raise unexpected(what, "rope_theta", theta, "a number, at the top or in rope_parameters")
     return rope | {"rope_theta": float(theta)}
 
 
@@ -116,9 +112,11 @@ def layer_fields(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     if kinds is None:
         first = config.get("max_window_layers", num_layers) if config.get("use_sliding_window") else num_layers
         if not isinstance(num_layers, int) or not isinstance(first, int) or not 0 <= num_layers <= 1000:
-            raise refuse_value(what, "num_hidden_layers", num_layers, "a number of draft layers")
+            raise unexpected(what, "num_hidden_layers", num_layers, "a number of draft layers")
         kinds = [SLIDING if window is not None and i >= first else "full_attention" for i in range(num_layers)]
-    if not isinstance(kinds, list) or SLIDING not in kinds:
+    if not isinstance(kinds, list):
+        raise unexpected(what, "layer_types", kinds, "a list")
+    if SLIDING not in kinds:
         return {"layer_types": kinds, "sliding_window": None}
     if window is None or config.get("use_sliding_window") is False:
         raise CheckpointFormatError(

@@ -6,7 +6,7 @@ Its labels in training are anchor-first, whatever its own demonstration loop rea
 from collections.abc import Iterable
 from typing import Any
 
-from .fields import backbone_fields, head_fields, refuse_value
+from .fields import backbone_fields, head_fields, unexpected
 from .zlab import dflash_fields, target_treatment
 
 _WHAT = "a SpecForge drafter"
@@ -31,7 +31,7 @@ def to_dspark(config: dict[str, Any]) -> dict[str, Any]:
     """
     nested = config["dflash_config"]
     if nested.get("projector_type") not in (None, "dspark"):
-        raise refuse_value(_WHAT, "projector_type", nested["projector_type"], "'dspark', since it has DSpark's heads")
+        raise unexpected(_WHAT, "projector_type", nested["projector_type"], "'dspark', since it has DSpark's heads")
     backbone = backbone_fields(config, _WHAT)
     draft_vocab_size = config.get("draft_vocab_size")
     return {

@@ -4,7 +4,7 @@ import functools
 import logging
 from typing import Any
 
-from .fields import backbone_fields, head_fields, refuse_value, require_keys
+from .fields import backbone_fields, head_fields, require_keys, unexpected
 
 logger = logging.getLogger(__name__)
 
@@ -20,20 +20,20 @@ def to_dspark(config: dict[str, Any]) -> dict[str, Any]:
     """
     kind = config.get("speculators_model_type")
     if kind not in ("dspark", "dflash"):
-        raise refuse_value(_WHAT, "speculators_model_type", kind, "'dspark' or 'dflash'")
+        raise unexpected(_WHAT, "speculators_model_type", kind, "'dspark' or 'dflash'")
     require_keys(config, _OWN, _WHAT)
     layers = config["transformer_layer_config"]
     if not isinstance(layers, dict):
-        raise refuse_value(_WHAT, "transformer_layer_config", layers, "an object")
+        raise unexpected(_WHAT, "transformer_layer_config", layers, "an object")
     if config.get("projector_type", "dflash") != "dflash":
-        raise refuse_value(_WHAT, "projector_type", config["projector_type"], "'dflash'")
+        raise unexpected(_WHAT, "projector_type", config["projector_type"], "'dflash'")
     fields = backbone_fields(layers, _WHAT)
     fields |= {"dtype": config["dtype"]} if config.get("dtype") else {}
     _check_hidden_size(config, fields["hidden_size"])
     is_anchor_first = _is_anchor_first(config, kind)
     num_tokens = config["block_size"]
     if not isinstance(num_tokens, int) or isinstance(num_tokens, bool) or num_tokens < 2 - is_anchor_first:
-        raise refuse_value(_WHAT, "block_size", num_tokens, "a whole number, 2 or more where the anchor drafts nothing")
+        raise unexpected(_WHAT, "block_size", num_tokens, "a whole number, 2 or more where the anchor drafts nothing")
     return {
         **fields,
         "block_size": num_tokens if is_anchor_first else num_tokens - 1,
@@ -50,14 +50,14 @@ def to_dspark(config: dict[str, Any]) -> dict[str, Any]:
 def _check_hidden_size(config: dict[str, Any], hidden_size: int) -> None:
     if config.get("target_hidden_size") not in (None, hidden_size):
         found = config["target_hidden_size"]
-        raise refuse_value(_WHAT, "target_hidden_size", found, f"{hidden_size}, the width of its own layers")
+        raise unexpected(_WHAT, "target_hidden_size", found, f"{hidden_size}, the width of its own layers")
 
 
 def _is_anchor_first(config: dict[str, Any], kind: str) -> bool:
     if isinstance(said := config.get("sample_from_anchor"), bool):
         return said
     if said is not None:
-        raise refuse_value(_WHAT, "sample_from_anchor", said, "true or false")
+        raise unexpected(_WHAT, "sample_from_anchor", said, "true or false")
     if kind == "dspark":
         _warn_of_layout(str(config.get("speculators_version")))
     return False
@@ -77,7 +77,7 @@ def _warn_of_layout(version: str) -> None:
 def _layer_ids(indices: Any) -> list[int]:
     """Decoder layers of indices into the target's hidden states, whose first is the embedding."""
     if not isinstance(indices, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in indices):
-        raise refuse_value(_WHAT, "aux_hidden_state_layer_ids", indices, "a list of whole numbers")
+        raise unexpected(_WHAT, "aux_hidden_state_layer_ids", indices, "a list of whole numbers")
     return [index - 1 for index in indices]
 
 
