@@ -8,6 +8,7 @@ import typer
 
 from .calibrate import calibrate_command
 from .compare import compare_command
+from .doctor import doctor_command
 from .evaluate import eval_command
 from .profile import profile_command
 from .train import train_app
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command("calibrate")(calibrate_command)
 app.command("compare")(compare_command)
+app.command("doctor")(doctor_command)
 app.command("eval")(eval_command)
 app.command("profile")(profile_command)
 app.add_typer(train_app, name="train")

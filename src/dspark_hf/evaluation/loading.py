@@ -70,8 +70,12 @@ def load_drafter(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
+    must_fit: bool = True,
 ) -> LoadedDrafter:
     """The named drafter; without a name the bundled one of this target, else an untrained one.
+
+    Args:
+        must_fit: Whether one that was made for another target is refused.
 
     Raises:
         ComparisonError: nothing can be loaded under that name, or weights are missing.
@@ -85,7 +89,8 @@ def load_drafter(
     if name is None:
         return LoadedDrafter(_untrained(target, tokenizer, seed), "untrained", "untrained")
     drafter = _placed(_from_pretrained(name, target.dtype), target.device)
-    refuse_target(target, drafter)
+    if must_fit:
+        refuse_target(target, drafter)
     return LoadedDrafter(drafter, name if folder is None else f"bundled/{folder.name}", kind)
 
 
@@ -108,6 +113,17 @@ def bundled_drafter(target_name: str, target_config: PreTrainedConfig) -> Path |
         "num_target_layers": theirs.num_hidden_layers,
     }
     return folder if all(ours.get(key) == value for key, value in pairs.items()) else None
+
+
+def drafter_folder(name: str | None, target_name: str, target_config: PreTrainedConfig) -> Path | None:
+    """Where the files lie of the drafter that `load_drafter` loads under these names; None: it is untrained."""
+    if name is None:
+        return bundled_drafter(target_name, target_config)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    cached = try_to_load_from_cache(name, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _untrained(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> DSparkDraftModel:

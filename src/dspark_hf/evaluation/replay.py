@@ -9,7 +9,7 @@ that of generate() with policy `full`; tests compare the two.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -83,11 +83,19 @@ class Replay:
     Args:
         target: The target that wrote the texts.
         texts: Answers of at least two tokens.
+        alter_features: Changes the features `[1, length, width]` of each text before drafters see them; for probes.
     """
 
-    def __init__(self, target: PreTrainedModel, texts: Sequence[TargetText]) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        texts: Sequence[TargetText],
+        *,
+        alter_features: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self._target = target
         self._texts = texts
+        self._alter_features = alter_features
 
     def run(self, drafter: DSparkDraftModel) -> list[ReplayedText]:
         """Each text's rounds with one drafter; errors as for [`run_all`]."""
@@ -109,6 +117,8 @@ class Replay:
         for text in tqdm(self._texts, unit="text", desc="replay", disable=not show_progress):
             ids = text.input_ids[None].to(self._target.device)
             read = {layers: reader.read(ids, torch.zeros_like(ids).bool()) for layers, reader in readers.items()}
+            if self._alter_features is not None:
+                read = {k: replace(v, features=self._alter_features(v.features)) for k, v in read.items()}
             for drafter, head, result in zip(drafters, heads, results, strict=True):
                 layers = tuple(drafter.config.target_layer_ids)
                 result.append(_replay(drafter, readers[layers], head, text, read[layers]))
@@ -146,8 +156,10 @@ def _draft(
 ) -> tuple[Tensor, Tensor | None]:
     """`h_k` `[blocks, slots, hidden]` and `W_1[x_{k-1}]` on the text's own tokens."""
     previous = blocks.previous_tokens[0]
-    num_blocks, size = previous.shape
-    block_ids = torch.full_like(previous, drafter.config.mask_token_id)
+    num_blocks, num_slots = previous.shape
+    first = 1 if drafter.config.draft_layout == "fill_in" else 0  # the anchor's own slot then drafts nothing
+    size = first + num_slots
+    block_ids = previous.new_full((num_blocks, size), drafter.config.mask_token_id)
     block_ids[:, 0] = previous[:, 0]
     positions = blocks.anchor_positions[0, :, None] + torch.arange(size, device=previous.device)
     outputs = drafter(
@@ -157,7 +169,7 @@ def _draft(
         context_position_ids=torch.arange(features.shape[1], device=previous.device)[None],
         attention_mask=PackedBlocks(blocks.anchor_positions, size),
     )
-    hidden = outputs.last_hidden_state.view(num_blocks, size, -1)
+    hidden = outputs.last_hidden_state.view(num_blocks, size, -1)[:, first:]
     return hidden, None if drafter.markov_head is None else drafter.markov_head.embed(previous)
 
 

@@ -1,0 +1,188 @@
+"""The same drafter with one setting changed, on the same texts of the target: what accepts more?
+
+Every token that the target wrote is an anchor, so a few prompts give thousands of drafts, and both variants draft the
+same slots. The number compared is tokens a block: accepted drafts and the target's own token.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ...errors import IncompatibleTargetError
+from ...modeling_dspark import DSparkDraftModel
+from ...target_traits import choose_mask_token_id
+from ..replay import Replay, ReplayedText
+from .case import Case
+from .evidence import Evidence, jackknife
+from .findings import NotExamined
+
+LAYOUTS = ("anchor_first", "fill_in")
+MAX_MASK_CANDIDATES = 16
+# Of the one-sided test whether features help at all: 99 %.
+_FEW_STANDARD_ERRORS = 2.33
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field of a drafter's config, and the value to try."""
+
+    field: str
+    value: Any
+
+    def on(self, drafter: DSparkDraftModel) -> DSparkDraftModel:
+        """A drafter with the same weights and the changed field; `drafter` stays as it is."""
+        changed = copy.copy(drafter)
+        changed.config = copy.deepcopy(drafter.config)
+        setattr(changed.config, self.field, self.value)
+        return changed
+
+
+@dataclass(frozen=True)
+class Cure:
+    """A change that accepts more, and how much more."""
+
+    change: Change
+    before: Any
+    gain: Evidence
+    num_tried: int
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What probing found.
+
+    Attributes:
+        cures: Changes that accept more, the best first; each on top of those before it.
+        num_tried: Changes tried, by field.
+        best: The drafter with all cures.
+        reads_features: Whether the drafter, cured, accepts more with the features of the right positions than with
+            those of others.
+        feature_gain: How much more.
+    """
+
+    cures: tuple[Cure, ...]
+    num_tried: dict[str, int]
+    best: DSparkDraftModel
+    reads_features: bool
+    feature_gain: Evidence
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts of each variant that were compared."""
+        return self.feature_gain.num_drafts
+
+
+def probing_of(case: Case) -> Probing:
+    """What [`probe`] finds, found once."""
+    if case.probing is None:
+        case.probing = probe(case)
+    found: Probing = case.probing
+    return found
+
+
+def probe(case: Case) -> Probing:
+    """Try changes one at a time, take over the best that surely accepts more, and try again.
+
+    Raises:
+        NotExamined: the pair does not run, or the texts cannot be replayed.
+    """
+    texts = case.greedy.texts
+    if not texts:
+        raise NotExamined("the target answers no prompt with two tokens or more")
+    try:
+        return _probe(case, Replay(case.target, texts))
+    except IncompatibleTargetError as error:
+        raise NotExamined(f"drafts cannot be replayed: {error}") from error
+
+
+def _probe(case: Case, replay: Replay) -> Probing:
+    base = case.drafter
+    cures: list[Cure] = []
+    num_tried: dict[str, int] = {}
+    while True:
+        done = {cure.change.field for cure in cures}
+        changes = [change for change in changes_of(case, base) if change.field not in done]
+        for change in changes if not cures else ():
+            num_tried[change.field] = num_tried.get(change.field, 0) + 1
+        own, *others = replay.run_all([base, *(change.on(base) for change in changes)])
+        gains = [gain(other, own, num_comparisons=max(1, len(changes))) for other in others]
+        order = sorted(range(len(changes)), key=lambda i: -(gains[i].value or 0.0))
+        best = next((i for i in order if gains[i].is_above_zero), None)
+        if best is not None and _reads_features(case, changes[best].on(base), others[best])[0]:
+            change = changes[best]
+            cures.append(Cure(change, getattr(base.config, change.field), gains[best], len(changes)))
+            base = change.on(base)
+            continue
+        reads, feature_gain = _reads_features(case, base, own)
+        return Probing(tuple(cures), num_tried, base, reads, feature_gain)
+
+
+def changes_of(case: Case, drafter: DSparkDraftModel) -> list[Change]:
+    """Every change worth trying: the other layout, feature layers one off, other mask ids."""
+    config = drafter.config
+    changes = [Change("draft_layout", layout) for layout in LAYOUTS if layout != config.draft_layout]
+    depth = case.target.config.get_text_config(decoder=True).num_hidden_layers
+    for shift in (-1, 1):
+        ids = [layer_id + shift for layer_id in config.target_layer_ids]
+        if ids[0] >= -1 and ids[-1] <= depth - 2:
+            changes.append(Change("target_layer_ids", ids))
+    masks = mask_candidates(case.tokenizer, config.vocab_size)
+    return changes + [Change("mask_token_id", mask) for mask in masks if mask != config.mask_token_id]
+
+
+def mask_candidates(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> list[int]:
+    """Ids that people take for the mask: what this package would choose, the last one, and special tokens."""
+    named = [getattr(tokenizer, f"{name}_token_id", None) for name in ("mask", "pad", "eos", "bos", "unk")]
+    added = sorted(tokenizer.added_tokens_decoder)
+    found = [choose_mask_token_id(vocab_size, tokenizer), vocab_size - 1, len(tokenizer), *named, 0, *added[::-1]]
+    ids = dict.fromkeys(mask for mask in found if isinstance(mask, int) and 0 <= mask < vocab_size)
+    return list(ids)[:MAX_MASK_CANDIDATES]
+
+
+def gain(variant: Sequence[ReplayedText], base: Sequence[ReplayedText], *, num_comparisons: int = 1) -> Evidence:
+    """How many more tokens a block the variant commits, on the same blocks."""
+    columns: dict[str, list[float]] = {
+        "more": [float((block_tokens(a) - block_tokens(b)).sum()) for a, b in zip(variant, base, strict=True)],
+        "blocks": [len(text.acceptance) for text in base],
+    }
+    return jackknife(
+        columns,
+        lambda sums: sums["more"] / sums["blocks"],
+        num_drafts=num_drafts(base),
+        num_comparisons=num_comparisons,
+    )
+
+
+def num_drafts(texts: Sequence[ReplayedText]) -> int:
+    """Drafts that were compared with the target's tokens."""
+    return sum(text.acceptance.numel() for text in texts)
+
+
+def block_tokens(text: ReplayedText) -> Tensor:
+    """Tokens that a round from each anchor would commit, float64 `[blocks]`."""
+    return 1 + text.acceptance.cumprod(dim=1).sum(dim=1)
+
+
+def _reads_features(case: Case, drafter: DSparkDraftModel, own: Sequence[ReplayedText]) -> tuple[bool, Evidence]:
+    """Whether acceptance needs the features to be those of their positions.
+
+    Blocks are taken for independent, which makes small gains count: who gains nothing by that measure reads nothing.
+    """
+    replay = Replay(case.target, case.greedy.texts, alter_features=_misplaced)
+    other = replay.run(drafter)
+    differences = torch.cat([block_tokens(a) - block_tokens(b) for a, b in zip(own, other, strict=True)])
+    if len(differences) < 2:
+        return True, gain(own, other)
+    error = float(differences.std()) / math.sqrt(len(differences))
+    return float(differences.mean()) > _FEW_STANDARD_ERRORS * error, gain(own, other)
+
+
+def _misplaced(features: Tensor) -> Tensor:
+    """The features of other positions of the same text."""
+    return features.roll(max(1, features.shape[1] // 2), dims=1)
