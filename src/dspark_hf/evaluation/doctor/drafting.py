@@ -154,11 +154,11 @@ def check_features(case: Case) -> tuple[str, list[Finding]]:
     case.causes.append("features that say nothing to the drafter")
     return "", [
         Finding(
-            "the drafter makes nothing of this target's features: with those of other positions it accepts as much. It "
-            "was trained with another target (of the same sizes), in another order of the feature layers, or not at all",
+            "the drafter makes nothing of this target's features: with those of other positions it accepts as much. "
+            "It was trained with another target (of the same sizes), with its layers in another order, or not at all",
             f"{told}; by blocks, that is within chance",
-            "load the target that it was trained with: its card or training_report.json names it; an untrained drafter "
-            "is trained with `dspark train`",
+            "load the target that it was trained with: its card or training_report.json names it; one that was never "
+            "trained has to be: `dspark train`",
             evidence=probing.feature_gain,
         )
     ]

@@ -19,7 +19,7 @@ class Finding:
 
     Attributes:
         what: What was found.
-        certainty: How sure that is: `certain` where files or numbers say so, else the interval and the number of drafts.
+        certainty: How sure that is: `certain` where files or numbers say so, else an interval and the drafts behind it.
         mend: The command or setting that mends it.
         is_fault: Whether the pair is not as it should be; else a note about machine or settings.
         evidence: The interval that decided, if one did.

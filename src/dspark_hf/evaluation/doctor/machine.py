@@ -166,8 +166,8 @@ def check_speed(case: Case) -> tuple[str, list[Finding]]:
             Finding(
                 f"with the drafter this machine generates more slowly: {told}",
                 f"measured side by side, policy {report.policy}; 95 % interval over prompts",
-                "`dspark profile`, then policy 'block', which leaves drafting out where it does not pay; what takes the "
-                "time: `dspark compare`",
+                "`dspark profile`, then policy 'block', which leaves drafting out where it does not pay; where "
+                "the time goes: `dspark compare`",
                 is_fault=False,
             )
         )
@@ -240,7 +240,7 @@ def check_bfloat16(case: Case) -> tuple[str, list[Finding]]:
         return detail, []
     return detail, [
         Finding(
-            "this CPU has no instructions for bfloat16 (AVX512-BF16, AMX or ARM's bf16), so they are emulated: prompts, "
+            "this CPU has no instructions for bfloat16 (AVX512-BF16, AMX or ARM's bf16), so it is emulated: prompts "
             "and the several tokens that a round verifies, are slow",
             f"certain by its flags; measured here: products of {TIMED_ROWS} rows take {ratio:.1f} times as long as in "
             f"float32, median of {TIMED_REPEATS}",

@@ -5,6 +5,7 @@ same slots. The number compared is tokens a block: accepted drafts and the targe
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,17 +111,43 @@ def _probe(case: Case, replay: Replay) -> Probing:
         changes = [change for change in changes_of(case, base) if change.field not in done]
         for change in changes if not cures else ():
             num_tried[change.field] = num_tried.get(change.field, 0) + 1
-        own, *others = replay.run_all([base, *(change.on(base) for change in changes)])
-        gains = [gain(other, own, num_comparisons=max(1, len(changes))) for other in others]
-        order = sorted(range(len(changes)), key=lambda i: -(gains[i].value or 0.0))
-        best = next((i for i in order if gains[i].is_above_zero), None)
-        if best is not None and _reads_features(case, changes[best].on(base), others[best])[0]:
-            change = changes[best]
-            cures.append(Cure(change, getattr(base.config, change.field), gains[best], len(changes)))
-            base = change.on(base)
-            continue
+        (own,) = replay.run_all([base])
         reads, feature_gain = _reads_features(case, base, own)
-        return Probing(tuple(cures), num_tried, base, reads, feature_gain)
+        found = _best(case, replay, base, own, [(change,) for change in changes])
+        if not found and not reads:  # two settings that are both wrong: neither may help alone
+            pairs = itertools.combinations(changes, 2)
+            found = _best(case, replay, base, own, [(a, b) for a, b in pairs if a.field != b.field])
+        if not found:
+            return Probing(tuple(cures), num_tried, base, reads, feature_gain)
+        cures += found
+        base = _changed(base, [cure.change for cure in found])
+
+
+def _best(
+    case: Case,
+    replay: Replay,
+    base: DSparkDraftModel,
+    own: Sequence[ReplayedText],
+    candidates: Sequence[tuple[Change, ...]],
+) -> list[Cure]:
+    """The changes, made together, that accept most, if they surely accept more and the features count then."""
+    if not candidates:
+        return []
+    variants = replay.run_all([_changed(base, changes) for changes in candidates])
+    gains = [gain(variant, own, num_comparisons=len(candidates)) for variant in variants]
+    sure = [i for i, one in enumerate(gains) if one.is_above_zero]
+    best = max(sure, key=lambda i: gains[i].value or 0.0, default=None)
+    if best is None or not _reads_features(case, _changed(base, candidates[best]), variants[best])[0]:
+        return []
+    return [
+        Cure(change, getattr(base.config, change.field), gains[best], len(candidates)) for change in candidates[best]
+    ]
+
+
+def _changed(drafter: DSparkDraftModel, changes: Sequence[Change]) -> DSparkDraftModel:
+    for change in changes:
+        drafter = change.on(drafter)
+    return drafter
 
 
 def changes_of(case: Case, drafter: DSparkDraftModel) -> list[Change]:
