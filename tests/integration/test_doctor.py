@@ -16,6 +16,7 @@ from tiny import tiny_drafter, tiny_target
 
 import dspark_cli
 from dspark_hf import DSparkDraftModel, zoo
+from dspark_hf.decoding import target_refusals
 from dspark_hf.decoding.report import SpeculationReport
 from dspark_hf.evaluation import ComparisonError
 from dspark_hf.evaluation.doctor import calibration, drafting, fit, machine, probes, prompting, weights
@@ -126,7 +127,11 @@ def test_features_that_say_nothing_are_named(kind):
     if kind == "another target":
         report = examine(healthy(), target=pairs.target(3))
     else:
-        report = examine(tiny_drafter(pairs.target(), target_layer_ids=[0, 1], qk_norm=False))
+        drafter = tiny_drafter(pairs.target(), target_layer_ids=[0, 1])
+        for name, weight in drafter.named_parameters():
+            if "norm" in name:  # or that alone would explain it
+                weight.data.mul_(1 + 0.1 * torch.rand(weight.shape))
+        report = examine(drafter)
     assert "features" in faults(report) and not {"layout", "mask token", "feature layers"} & set(faults(report))
     assert "within chance" in fault_of(report, "features").certainty
 
@@ -298,7 +303,8 @@ def test_a_tokenizer_with_more_tokens_than_the_target_is_named():
     assert finding.is_fault and "knows 62 tokens and the target 61" in finding.what
 
 
-def test_a_resized_target_is_a_note_and_is_not_replayed():
+def test_a_resized_target_is_a_note_and_is_not_replayed(monkeypatch):
+    monkeypatch.setattr(target_refusals, "MAX_VOCABULARY_CHANGE", 16)
     target = copy.deepcopy(pairs.target())
     target.resize_token_embeddings(62)
     report = examine(healthy(), target=target)
@@ -536,7 +542,7 @@ def test_a_machine_on_which_drafting_cannot_pay_is_said_plainly():
 def test_a_drafter_too_weak_for_this_machine_is_said_so():
     case = case_of()
     case.profile = profile_for(case)
-    assert machine.check_payoff(case)[1][0].what.startswith("drafting cannot pay") is False
+    assert machine.check_payoff(case)[1] == []  # nothing is known of the drafter
     case.greedy = decoded(None, [0] * 24)
     drafting.check_acceptance(case)
     told, findings = machine.check_payoff(case)

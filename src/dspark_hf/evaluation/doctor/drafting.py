@@ -130,7 +130,7 @@ def _cured(cure: Cure, mend: str) -> Finding:
     values = {"field": cure.change.field, "before": cure.before, "value": cure.change.value}
     return Finding(
         _CURED_BY[cure.change.field].format(**values) + " more",
-        f"{cure.gain.told('more tokens a block')}, the best of {cure.num_tried} changes tried",
+        f"{cure.gain.told('more tokens a block')}, the best of {cure.num_tried} tried",
         mend.format(**values),
         evidence=cure.gain,
     )
@@ -149,6 +149,8 @@ def check_features(case: Case) -> tuple[str, list[Finding]]:
     case.measured["feature_gain"] = probing.feature_gain
     if probing.reads_features:
         return told, []
+    if probing.feature_gain.low is None:
+        raise NotExamined(f"one prompt settles nothing: {told}")
     if case.causes:
         raise NotExamined(f"low acceptance is explained by {case.causes[0]}")
     case.causes.append("features that say nothing to the drafter")

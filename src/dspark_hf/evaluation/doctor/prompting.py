@@ -103,7 +103,7 @@ def forms_of(tokenizer: PreTrainedTokenizerBase, source: Any) -> list[Form]:
         text = template if isinstance(template, str) else " ".join(template.values())
         for name in (name for name in _THINKING if name in text):
             for value in (True, False):
-                forms.append(_form(tokenizer, f"with {name}={value}", **{name: value}))
+                forms.append(_form(tokenizer, f"with {name}={value}", variables={name: value}))
         if isinstance(template, dict):
             forms += [_form(tokenizer, f"with the template {name!r}", template=template[name]) for name in template]
         forms.append(
@@ -113,13 +113,20 @@ def forms_of(tokenizer: PreTrainedTokenizerBase, source: Any) -> list[Form]:
                 lambda prompt: _plain(tokenizer, prompt),
             )
         )
-    marks = tokenizer.convert_tokens_to_ids(list(_CHATML_MARKS))
+    marks = [tokenizer.convert_tokens_to_ids(mark) for mark in _CHATML_MARKS]
     if all(isinstance(mark, int) and mark != tokenizer.unk_token_id for mark in marks):
         forms.append(_form(tokenizer, "in ChatML", template=_CHATML))
     return forms
 
 
-def _form(tokenizer: PreTrainedTokenizerBase, name: str, *, template: str | None = None, **variables: Any) -> Form:
+def _form(
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    *,
+    template: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Form:
+    variables = variables or {}
     if template is None:
         arguments = ", ".join(f"{key}={value}" for key, value in variables.items())
         mend = f"pass {arguments} to apply_chat_template, or train a drafter for the mode in use"
@@ -154,7 +161,7 @@ def _drafted(case: Case, drafter: DSparkDraftModel, texts: Sequence[TargetText])
     if not texts:
         return {}
     try:
-        replayed = Replay(case.target, texts).run(drafter)
+        replayed = Replay(case.target, texts, is_soft=True).run(drafter)
     except IncompatibleTargetError as error:
         raise NotExamined(f"drafts cannot be replayed: {error}") from error
     return {
@@ -194,10 +201,11 @@ def _gains(own: dict[str, _Drafted], other: dict[str, _Drafted], num_forms: int)
 
 def _by_and_large(sums: Sums) -> Floats:
     def rate(side: str) -> Floats:
-        parts: list[Floats] = [
-            sum(sums[f"{side}/{g}/{kind}"] for g in range(NUM_GROUPS)) for kind in ("tokens", "blocks")
-        ]  # type: ignore[misc]
-        return parts[0] / parts[1]
+        tokens, blocks = (np.zeros_like(sums["own/0/blocks"]) for _ in range(2))
+        for group in range(NUM_GROUPS):
+            tokens = tokens + sums[f"{side}/{group}/tokens"]
+            blocks = blocks + sums[f"{side}/{group}/blocks"]
+        return tokens / blocks
 
     return rate("other") - rate("own")
 

@@ -129,7 +129,7 @@ def check_training_report(case: Case) -> tuple[str, list[Finding]]:
 def _stored_copies(folder: Path) -> Iterator[tuple[str, str, Tensor]]:
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  # no mapping
                     part = name.removesuffix(".weight").rsplit(".", 1)[-1]
                     if part in _COPIES and name.endswith(".weight"):
