@@ -24,6 +24,7 @@ from dspark_hf.evaluation.doctor.case import Case, Decoded, PromptRounds
 from dspark_hf.evaluation.doctor.findings import NotExamined
 from dspark_hf.fitting.fingerprint import Fingerprint
 from dspark_hf.fitting.profile_store import profile_path, save_profile
+from dspark_hf.prompts import quickstart_prompts
 from dspark_hf.training.feature_cache import target_fingerprint
 
 
@@ -749,3 +750,50 @@ def test_a_drafter_of_other_sizes_is_examined_not_refused(folders, tmp_path):
 def real():
     name = "smollm2-135m-instruct"
     return zoo.load_target(name, "float32"), zoo.load_drafter(name, "float32"), zoo.load_tokenizer(name)
+
+
+@pytest.fixture(scope="module")
+def real_case(real):
+    """The bundled pair and its greedy answers; texts are the target's, whatever drafter made them."""
+    target, drafter, tokenizer = real
+    case = Case(target=target, drafter=drafter, tokenizer=tokenizer, prompts=quickstart_prompts(), max_new_tokens=64)
+    assert case.greedy.texts
+    return case
+
+
+def with_fault(case, plant):
+    drafter = copy.copy(case.drafter)
+    drafter.config = copy.deepcopy(case.drafter.config)
+    plant(drafter.config)
+    made = Case(
+        target=case.target,
+        drafter=drafter,
+        tokenizer=case.tokenizer,
+        prompts=case.prompts,
+        max_new_tokens=case.max_new_tokens,
+    )
+    made.greedy = case.greedy
+    return made
+
+
+@pytest.mark.real_model
+@pytest.mark.full
+def test_it_is_silent_on_the_bundled_drafter(real):
+    target, drafter, tokenizer = real
+    report = examine(drafter, target=target, tokenizer=tokenizer, prompts=quickstart_prompts(), max_new_tokens=48)
+    assert report.is_healthy, report.faults
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        (lambda config: setattr(config, "draft_layout", "fill_in"), drafting.check_layout),
+        (lambda config: setattr(config, "mask_token_id", 0), drafting.check_mask),
+        (lambda config: None, None),
+    ],
+)
+def test_faults_of_the_bundled_drafter_are_named(real_case, plant, check):
+    case = with_fault(real_case, plant)
+    for one in (drafting.check_layout, drafting.check_layer_ids, drafting.check_mask, drafting.check_features):
+        assert bool(one(case)[1]) == (one is check), one.__name__

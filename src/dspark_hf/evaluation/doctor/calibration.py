@@ -1,7 +1,7 @@
 """Checks of the calibration: is there one for each mode, does it hold, and are maps at each other's place."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from ...decoding.calibrate import SlotCalibration, calibrate
 from ...decoding.drift import DriftWatch, SlotDrift
 from ...fitting.proposals import Proposals
 from .case import Case, Law
-from .evidence import Evidence, jackknife
+from .evidence import Evidence, jackknife, stretches
 from .findings import Finding, NotExamined
 
 
@@ -111,15 +111,16 @@ def _is_same(one: SlotCalibration, other: SlotCalibration) -> bool:
 def _gain(proposals: Proposals, other: SlotCalibration, own: SlotCalibration, *, num_comparisons: int) -> Evidence:
     """How much more likely, in nats a round, the outcomes are under other maps."""
     gain = _log_loss(proposals, own) - _log_loss(proposals, other)
-    prompts = proposals.prompt.unique()
-    columns: dict[str, Sequence[float]] = {
-        "gain": [float(gain[proposals.prompt == prompt].sum()) for prompt in prompts],
-        "rounds": [float((proposals.prompt == prompt).sum()) for prompt in prompts],
+    by_prompt = [gain[proposals.prompt == prompt] for prompt in proposals.prompt.unique()]
+    columns = {
+        "gain": [part for one in by_prompt for part in stretches(one)],
+        "rounds": [part for one in by_prompt for part in stretches(torch.ones_like(one))],
     }
     return jackknife(
         columns,
         lambda sums: sums["gain"] / sums["rounds"],
         num_drafts=int(proposals.is_verified.sum()),
+        num_prompts=len(by_prompt),
         num_comparisons=num_comparisons,
     )
 

@@ -1,7 +1,8 @@
-"""Intervals that decide: prompts are the units, since drafts of one prompt are alike.
+"""Intervals that decide: a jackknife with Student's quantile, so that little data settles nothing.
 
-A jackknife over prompts with Student's quantile: few prompts make wide intervals, so that they settle nothing, where
-a percentile bootstrap of few prompts would be too narrow.
+Where two drafters draft the same tokens, units are stretches of a text; their differences hardly depend on each other
+(on 48 texts of SmolLM2 intervals over whole prompts were 1.03 to 1.2 times as wide). Where texts differ, units are
+prompts.
 """
 
 import functools
@@ -10,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from ..intervals import Floats, Sums
 
 # Of all comparisons of a check together.
 LEVEL = 0.99
+# Tokens, or rounds, of a stretch.
+STRETCH = 16
 _QUANTILE_DRAWS = 1_000_000
 
 
@@ -23,7 +27,7 @@ class Evidence:
     """A value with its interval.
 
     Attributes:
-        value: From the sums over all prompts; None where it is undefined.
+        value: From the sums over all units; None where it is undefined.
         low, high: Ends of the interval; None with fewer than two prompts.
         level: Of the interval: `LEVEL` for all comparisons of a check together, so more for each.
         num_prompts, num_drafts: What is behind it.
@@ -56,30 +60,38 @@ def jackknife(
     statistic: Callable[[Sums], Floats],
     *,
     num_drafts: int,
+    num_prompts: int | None = None,
     num_comparisons: int = 1,
 ) -> Evidence:
-    """Estimate a statistic of sums over prompts.
+    """Estimate a statistic of sums over units.
 
     Args:
-        columns: What each prompt adds to each sum, at least one prompt.
+        columns: What each unit adds to each sum, at least one unit.
         statistic: Maps the sums, by name, to a value; of arrays of sums to an array of values.
         num_drafts: To be told.
+        num_prompts: Prompts that the units are of; None: each is one.
         num_comparisons: Of the check, made with this one.
     """
-    per_prompt = np.array(list(columns.values()), dtype=np.float64)  # [sums, prompts]
-    n = per_prompt.shape[1]
+    per_unit = np.array(list(columns.values()), dtype=np.float64)  # [sums, units]
+    n = per_unit.shape[1]
+    num_prompts = n if num_prompts is None else num_prompts
     level = 1 - (1 - LEVEL) / num_comparisons
-    total = per_prompt.sum(axis=1, keepdims=True)
+    total = per_unit.sum(axis=1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(dict(zip(columns, total, strict=True)))[0])
-        without = statistic(dict(zip(columns, total - per_prompt, strict=True)))
+        without = statistic(dict(zip(columns, total - per_unit, strict=True)))
     if not math.isfinite(value):
-        return Evidence(None, None, None, level, n, num_drafts)
-    if n < 2 or not np.isfinite(without).all():
-        return Evidence(value, None, None, level, n, num_drafts)
+        return Evidence(None, None, None, level, num_prompts, num_drafts)
+    if min(n, num_prompts) < 2 or not np.isfinite(without).all():
+        return Evidence(value, None, None, level, num_prompts, num_drafts)
     error = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
     reach = student_quantile(n - 1, 1 - (1 - level) / 2) * error
-    return Evidence(value, value - reach, value + reach, level, n, num_drafts)
+    return Evidence(value, value - reach, value + reach, level, num_prompts, num_drafts)
+
+
+def stretches(values: Tensor) -> list[float]:
+    """Sums of `values` `[n]` over stretches of a text."""
+    return [float(part.sum()) for part in values.split(STRETCH)]
 
 
 @functools.cache

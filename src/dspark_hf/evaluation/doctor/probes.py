@@ -21,7 +21,7 @@ from ...modeling_dspark import DSparkDraftModel
 from ...target_traits import choose_mask_token_id
 from ..replay import Replay, ReplayedText
 from .case import Case
-from .evidence import Evidence, jackknife
+from .evidence import Evidence, jackknife, stretches
 from .findings import NotExamined
 
 LAYOUTS = ("anchor_first", "fill_in")
@@ -179,14 +179,16 @@ def mask_candidates(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> list
 
 def gain(variant: Sequence[ReplayedText], base: Sequence[ReplayedText], *, num_comparisons: int = 1) -> Evidence:
     """How many more tokens a block the variant commits, on the same blocks."""
-    columns: dict[str, list[float]] = {
-        "more": [float((block_tokens(a) - block_tokens(b)).sum()) for a, b in zip(variant, base, strict=True)],
-        "blocks": [len(text.acceptance) for text in base],
+    more = [block_tokens(a) - block_tokens(b) for a, b in zip(variant, base, strict=True)]
+    columns = {
+        "more": [part for one in more for part in stretches(one)],
+        "blocks": [part for one in more for part in stretches(torch.ones_like(one))],
     }
     return jackknife(
         columns,
         lambda sums: sums["more"] / sums["blocks"],
         num_drafts=num_drafts(base),
+        num_prompts=len(base),
         num_comparisons=num_comparisons,
     )
 
