@@ -32,7 +32,7 @@ def doctor_command(
         Path | None, typer.Option(help="JSONL; a line has `prompt`, `messages` or `turns`. Default: shipped ones.")
     ] = None,
     num_prompts: Annotated[int | None, typer.Option(help="Only the first N. Default: all.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens per prompt.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens per prompt.")] = 128,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time plain and DSpark generation too.")] = True,
     dtype: Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")] = "bfloat16",
     device: DeviceOption = "auto",

@@ -74,7 +74,7 @@ def imported_by(*arguments):
     return {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["profile", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["doctor", "--help"], ["profile", "--help"]])
 def test_help_imports_nothing_heavy(arguments):
     imported = imported_by("-m", "dspark_cli", *arguments)
     assert "typer" in imported

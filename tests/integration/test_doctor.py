@@ -351,7 +351,7 @@ def decoded(logits, num_accepted, num_prompts=12):
     size = len(num_accepted) // num_prompts
     slots = 4 if logits is None else len(logits[0])
     rounds, report = [], SpeculationReport(num_calls=num_prompts)
-    for start in range(0, size * num_prompts, size):
+    for start in range(0, size * num_prompts, size or 1):
         part = slice(start, start + size)
         values = (None,) * size if logits is None else tuple(logits[part])
         rounds.append(PromptRounds(values, (slots,) * size, tuple(num_accepted[part])))
@@ -375,6 +375,25 @@ def test_few_drafts_or_one_accepted_prove_nothing(num_accepted):
     case = case_of()
     case.greedy = decoded(None, num_accepted)
     assert drafting.check_acceptance(case)[1] == []
+
+
+def test_without_answers_nothing_is_said():
+    case = case_of()
+    case.greedy = decoded(None, [])
+    for check in (drafting.check_overflow, drafting.check_layout):
+        with pytest.raises(NotExamined, match="answers no prompt with two tokens or more"):
+            check(case)
+    with pytest.raises(NotExamined, match="no draft was verified"):
+        drafting.check_acceptance(case)
+    with pytest.raises(NotExamined, match="no prompt has an answer in both forms"):
+        prompting._gains({}, {}, 1)
+
+
+def test_a_pair_that_cannot_run_has_neither_profile_nor_speed():
+    case = case_of(misfit="of another size")
+    for check in (machine.check_profile, machine.check_speed):
+        with pytest.raises(NotExamined, match="of another size"):
+            check(case)
 
 
 # -- calibration --------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def examine_pair(
     prompts: Sequence[Prompt],
     *,
     source: Path | None = None,
-    max_new_tokens: int = 64,
+    max_new_tokens: int = 128,
     seed: int = 0,
     with_speed: bool = True,
     target_name: str | None = None,
