@@ -86,7 +86,12 @@ def test_it_is_silent_in_half_precision(dtype):
 def test_a_verdict_names_the_drafts_behind_it():
     detail = outcome(examine(healthy()), "feature layers").detail
     num_drafts = 12 * (NEW_TOKENS - 1) * 4
-    assert detail == f"2 other values tried, none accepts more ({num_drafts} drafts each)"
+    assert detail == f"2 other values tried, all surely accept less ({num_drafts} drafts each)"
+
+
+def test_what_was_not_decided_is_said():
+    report = examine(healthy(), prompts=pairs.prompts()[:1])
+    assert "2 other values tried, 2 undecided, give more prompts" in outcome(report, "feature layers").detail
 
 
 # -- planted faults -----------------------------------------------------------------------------------------------

@@ -117,11 +117,16 @@ def _probed(case: Case, field: str, mend: str) -> tuple[str, list[Finding]]:
     _refuse_broken_numbers(case)
     probing = probing_of(case)
     cure = next((cure for cure in probing.cures if cure.change.field == field), None)
-    tried = probing.num_tried.get(field, 0)
+    gains = [gain for change, gain in probing.tried if change.field == field]
+    case.measured.setdefault("probes", {})[field] = [
+        {"value": change.value, "gain": gain} for change, gain in probing.tried if change.field == field
+    ]
     if cure is None:
-        if not tried:
+        if not gains:
             raise NotExamined("there is no other value to try")
-        return f"{tried} other values tried, none accepts more ({probing.num_drafts} drafts each)", []
+        open_ones = sum(gain.high is None or gain.high >= 0 for gain in gains)
+        told = f"{open_ones} undecided, give more prompts" if open_ones else "all surely accept less"
+        return f"{len(gains)} other values tried, {told} ({probing.num_drafts} drafts each)", []
     case.causes.append(_CAUSES[field])
     return "", [_cured(cure, mend)]
 
@@ -130,7 +135,7 @@ def _cured(cure: Cure, mend: str) -> Finding:
     values = {"field": cure.change.field, "before": cure.before, "value": cure.change.value}
     return Finding(
         _CURED_BY[cure.change.field].format(**values) + " more",
-        f"{cure.gain.told('more tokens a block')}, the best of {cure.num_tried} tried",
+        f"acceptance of a draft is higher by {cure.gain.told('points')}, the best of {cure.num_tried} tried",
         mend.format(**values),
         evidence=cure.gain,
     )
@@ -145,7 +150,7 @@ def check_features(case: Case) -> tuple[str, list[Finding]]:
     """Whether the drafter reads this target's features at all: another target's say nothing to it."""
     _refuse_broken_numbers(case)
     probing = probing_of(case)
-    told = probing.feature_gain.told("more tokens a block than with features of other positions")
+    told = probing.feature_gain.told("points more acceptance than with features of other positions")
     case.measured["feature_gain"] = probing.feature_gain
     if probing.reads_features:
         return told, []

@@ -1,8 +1,9 @@
 """The same drafter with one setting changed, on the same texts of the target: what accepts more?
 
 Every token that the target wrote is an anchor, so a few prompts give thousands of drafts, and both variants draft the
-same slots. The number compared is tokens a block: drafts accepted and the target's own token. A draft counts by the
-probability that the drafter's law gives the target's token, which varies less than whether its best token is that.
+same slots. The number compared is acceptance a draft, behind the target's own tokens, so that late slots count as much
+as slot 1. A draft counts by the probability that the drafter's law gives the target's token, which varies less than
+whether its best token is that.
 """
 
 import copy
@@ -61,7 +62,7 @@ class Probing:
 
     Attributes:
         cures: Changes that accept more, the best first; each on top of those before it.
-        num_tried: Changes tried, by field.
+        tried: Every change tried on the drafter as it is, and its gain.
         best: The drafter with all cures.
         reads_features: Whether the drafter, cured, accepts more with the features of the right positions than with
             those of others.
@@ -69,7 +70,7 @@ class Probing:
     """
 
     cures: tuple[Cure, ...]
-    num_tried: dict[str, int]
+    tried: tuple[tuple[Change, Evidence], ...]
     best: DSparkDraftModel
     reads_features: bool
     feature_gain: Evidence
@@ -106,20 +107,20 @@ def probe(case: Case) -> Probing:
 def _probe(case: Case, replay: Replay) -> Probing:
     base = case.drafter
     cures: list[Cure] = []
-    num_tried: dict[str, int] = {}
+    tried: list[tuple[Change, Evidence]] = []
     while True:
         done = {cure.change.field for cure in cures}
         changes = [change for change in changes_of(case, base) if change.field not in done]
-        for change in changes if not cures else ():
-            num_tried[change.field] = num_tried.get(change.field, 0) + 1
         (own,) = replay.run_all([base])
         reads, feature_gain = _reads_features(case, base, own)
-        found = _best(case, replay, base, own, [(change,) for change in changes])
+        alone = [(change,) for change in changes]
+        gains, found = _best(case, replay, base, own, alone)
+        tried = tried or list(zip(changes, gains, strict=True))
         if not found and not reads:  # two settings that are both wrong: neither may help alone
-            pairs = itertools.combinations(changes, 2)
-            found = _best(case, replay, base, own, [(a, b) for a, b in pairs if a.field != b.field])
+            both = [(a, b) for a, b in itertools.combinations(changes, 2) if a.field != b.field]
+            _, found = _best(case, replay, base, own, both)
         if not found:
-            return Probing(tuple(cures), num_tried, base, reads, feature_gain)
+            return Probing(tuple(cures), tuple(tried), base, reads, feature_gain)
         cures += found
         base = _changed(base, [cure.change for cure in found])
 
@@ -130,11 +131,12 @@ def _best(
     base: DSparkDraftModel,
     own: Sequence[ReplayedText],
     candidates: Sequence[tuple[Change, ...]],
-) -> list[Cure]:
-    """The changes, made together, that accept most, if they surely accept more and the features count then."""
-    if not candidates:
-        return []
-    variants = replay.run_all([_changed(base, changes) for changes in candidates])
+) -> tuple[list[Evidence], list[Cure]]:
+    """Each candidate's gain, and the changes, made together, that accept most.
+
+    They must surely accept more, and the features must count then; else there is no best.
+    """
+    variants = replay.run_all([_changed(base, changes) for changes in candidates]) if candidates else []
     kinds = [tuple(change.field for change in changes) for changes in candidates]
     gains = [
         gain(variant, own, num_comparisons=kinds.count(kind)) for variant, kind in zip(variants, kinds, strict=True)
@@ -142,8 +144,8 @@ def _best(
     sure = [i for i, one in enumerate(gains) if one.is_above_zero]
     best = max(sure, key=lambda i: gains[i].value or 0.0, default=None)
     if best is None or not _reads_features(case, _changed(base, candidates[best]), variants[best])[0]:
-        return []
-    return [
+        return gains, []
+    return gains, [
         Cure(change, getattr(base.config, change.field), gains[best], kinds.count(kinds[best]))
         for change in candidates[best]
     ]
@@ -178,8 +180,8 @@ def mask_candidates(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> list
 
 
 def gain(variant: Sequence[ReplayedText], base: Sequence[ReplayedText], *, num_comparisons: int = 1) -> Evidence:
-    """How many more tokens a block the variant commits, on the same blocks."""
-    more = [block_tokens(a) - block_tokens(b) for a, b in zip(variant, base, strict=True)]
+    """How much higher, in points (percent), the variant's acceptance of a draft is, on the same drafts."""
+    more = [100 * (a.acceptance - b.acceptance).mean(dim=1) for a, b in zip(variant, base, strict=True)]
     columns = {
         "more": [part for one in more for part in stretches(one)],
         "blocks": [part for one in more for part in stretches(torch.ones_like(one))],
@@ -210,7 +212,7 @@ def _reads_features(case: Case, drafter: DSparkDraftModel, own: Sequence[Replaye
     """
     replay = Replay(case.target, case.greedy.texts, alter_features=_misplaced, is_soft=True)
     other = replay.run(drafter)
-    differences = torch.cat([block_tokens(a) - block_tokens(b) for a, b in zip(own, other, strict=True)])
+    differences = torch.cat([(a.acceptance - b.acceptance).sum(dim=1) for a, b in zip(own, other, strict=True)])
     if len(differences) < 2:
         return True, gain(own, other)
     error = float(differences.std()) / math.sqrt(len(differences))
