@@ -11,6 +11,7 @@ from .card import card_command
 from .compare import compare_command
 from .convert import convert_command
 from .demo import demo_command
+from .doctor import doctor_command
 from .evaluate import eval_command
 from .profile import profile_command
 from .push import push_command
@@ -27,6 +28,7 @@ app.command("card")(card_command)
 app.command("compare")(compare_command)
 app.command("convert")(convert_command)
 app.command("demo")(demo_command)
+app.command("doctor")(doctor_command)
 app.command("eval")(eval_command)
 app.command("profile")(profile_command)
 app.command("push")(push_command)

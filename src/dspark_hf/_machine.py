@@ -37,6 +37,18 @@ def device_name(device: torch.device) -> str:
     return f"{device.type}: {name}"
 
 
+_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+
+
+def cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
+    """Whether the CPU has instructions for bfloat16; None where the system does not tell (only Linux does)."""
+    with suppress(OSError):
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE):
+            return not _BFLOAT16_FLAGS.isdisjoint(found[1].split())
+    return None
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """`torch.bfloat16` as `bfloat16`."""
     return str(dtype).removeprefix("torch.")

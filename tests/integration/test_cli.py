@@ -74,7 +74,10 @@ def imported_by(*arguments):
     return {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["profile", "--help"], ["demo", "--help"]])
+HELPS = [["--help"], *([command, "--help"] for command in ("compare", "demo", "doctor", "profile"))]
+
+
+@pytest.mark.parametrize("arguments", HELPS)
 def test_help_imports_nothing_heavy(arguments):
     imported = imported_by("-m", "dspark_cli", *arguments)
     assert "typer" in imported

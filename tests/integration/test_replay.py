@@ -81,3 +81,36 @@ def test_cut_into_chunks_a_replay_is_the_same(target, monkeypatch):
     assert cut.num_rounds == pytest.approx(whole.num_rounds, abs=1e-5)
     for name in ("confidence", "acceptance", "label", "weight"):
         torch.testing.assert_close(getattr(cut, name), getattr(whole, name), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("layout", ["anchor_first", "fill_in"])
+def test_slots_are_those_of_a_block_forward_in_either_layout(target, layout):
+    drafter = drafter_near(target, markov_rank=0, confidence_head_with_markov=False)
+    drafter.config.draft_layout = layout
+    length, text = 6, greedy(target, random_ids(6), max_new_tokens=12)
+    (replayed,) = Replay(target, [TargetText("p/0", text[0], length, 0.0)]).run(drafter)
+    states = target(text, output_hidden_states=True).hidden_states
+    features = torch.cat([states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    first, gamma = int(layout == "fill_in"), drafter.config.block_size
+    for block in range(len(replayed.acceptance)):
+        anchor = length + block
+        ids = torch.full((1, first + gamma), drafter.config.mask_token_id)
+        ids[0, 0] = text[0, anchor]
+        hidden = drafter(
+            drafter.embed(ids, target.get_input_embeddings()),
+            torch.arange(anchor, anchor + first + gamma)[None],
+            features[:, :anchor],
+            torch.arange(anchor)[None],
+        ).last_hidden_state[:, first:]
+        best = target.get_output_embeddings()(hidden)[0].argmax(dim=-1)
+        tokens = text[0, anchor + 1 : anchor + 1 + gamma]
+        hits = (best[: len(tokens)] == tokens).double()
+        assert torch.equal(replayed.acceptance[block, : len(hits)], hits)
+
+
+def test_altered_features_are_what_drafters_see(target):
+    drafter, text = drafter_near(target), TargetText("p/0", greedy(target, random_ids(6), max_new_tokens=20)[0], 6, 1.0)
+    (own,) = Replay(target, [text]).run(drafter)
+    (same,) = Replay(target, [text], alter_features=lambda features: features.clone()).run(drafter)
+    (other,) = Replay(target, [text], alter_features=torch.zeros_like).run(drafter)
+    assert torch.equal(own.acceptance, same.acceptance) and not torch.allclose(own.acceptance, other.acceptance)

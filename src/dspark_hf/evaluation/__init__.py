@@ -8,6 +8,7 @@ intervals    bootstrap over prompts
 provenance   where numbers come from; JSON reports written in one step
 loading      target and drafter by name, for the command line
 render       a report as tables
+doctor       what is wrong with a pair, how sure that is, and what mends it
 """
 
 from .compare import compare

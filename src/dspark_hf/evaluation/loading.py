@@ -91,8 +91,12 @@ def load_drafter(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
+    must_fit: bool = True,
 ) -> LoadedDrafter:
     """The named drafter; without a name the bundled one of this target, else an untrained one.
+
+    Args:
+        must_fit: Whether one that was made for another target is refused.
 
     Raises:
         ComparisonError: nothing can be loaded under that name, or weights are missing.
@@ -106,7 +110,8 @@ def load_drafter(
     if name is None:
         return LoadedDrafter(untrained_drafter(target, tokenizer, seed), "untrained", "untrained")
     drafter = _placed(_from_pretrained(name, target.dtype), target.device)
-    refuse_target(target, drafter)
+    if must_fit:
+        refuse_target(target, drafter)
     read_from = folder or checkpoint_folder(name, getattr(drafter.config, "_commit_hash", None))
     return LoadedDrafter(drafter, name if folder is None else f"bundled/{folder.name}", kind, read_from)
 

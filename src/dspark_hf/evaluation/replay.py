@@ -9,7 +9,7 @@ that of generate() with policy `full`; tests compare the two.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -83,11 +83,23 @@ class Replay:
     Args:
         target: The target that wrote the texts.
         texts: Answers of at least two tokens.
+        alter_features: Changes the features `[1, length, width]` of each text before drafters see them; for probes.
+        is_soft: Of greedy texts, whether acceptance is the probability that the drafter's law at temperature 1 gives
+            the text's token, instead of 0 or 1: less noise where drafters are compared.
     """
 
-    def __init__(self, target: PreTrainedModel, texts: Sequence[TargetText]) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        texts: Sequence[TargetText],
+        *,
+        alter_features: Callable[[Tensor], Tensor] | None = None,
+        is_soft: bool = False,
+    ) -> None:
         self._target = target
         self._texts = texts
+        self._alter_features = alter_features
+        self._is_soft = is_soft
 
     def run(self, drafter: DSparkDraftModel) -> list[ReplayedText]:
         """Each text's rounds with one drafter; errors as for [`run_all`]."""
@@ -109,9 +121,11 @@ class Replay:
         for text in tqdm(self._texts, unit="text", desc="replay", disable=not show_progress):
             ids = text.input_ids[None].to(self._target.device)
             read = {layers: reader.read(ids, torch.zeros_like(ids).bool()) for layers, reader in readers.items()}
+            if self._alter_features is not None:
+                read = {k: replace(v, features=self._alter_features(v.features)) for k, v in read.items()}
             for drafter, head, result in zip(drafters, heads, results, strict=True):
                 layers = tuple(drafter.config.target_layer_ids)
-                result.append(_replay(drafter, readers[layers], head, text, read[layers]))
+                result.append(_replay(drafter, readers[layers], head, text, read[layers], is_soft=self._is_soft))
         return results
 
 
@@ -121,6 +135,8 @@ def _replay(
     head: Callable[[Tensor], Tensor],
     text: TargetText,
     features: TargetFeatures,
+    *,
+    is_soft: bool = False,
 ) -> ReplayedText:
     ids = text.input_ids[None].to(features.features.device)
     mask = torch.zeros_like(ids, dtype=torch.bool)
@@ -130,9 +146,12 @@ def _replay(
     for anchors in possible_anchors(mask[0]).split(max(1, TABLE_NUMBERS // (size * drafter.config.vocab_size))):
         blocks = build_blocks(ids, mask, anchors[None], size)
         hidden, embeddings, codes = _draft(drafter, reader, features.features, blocks)
-        draft_logits = _draft_logits(drafter, head, hidden, codes)
+        draft_logits = _draft_logits(drafter, head, features.final_hidden.dtype, hidden, codes)
         final_hidden = features.final_hidden[0]
-        acceptance, label = _acceptance(drafter, reader, draft_logits, final_hidden, blocks, text.temperature)
+        if is_soft and text.temperature == 0:
+            acceptance = label = _at_tokens(drafter, draft_logits.softmax(dim=-1), blocks).double()
+        else:
+            acceptance, label = _acceptance(drafter, reader, draft_logits, final_hidden, blocks, text.temperature)
         confidence = acceptance.new_zeros(0)
         if drafter.confidence_head is not None:
             confidence = drafter.confidence_head(hidden, embeddings).float().sigmoid()
@@ -153,10 +172,14 @@ def _draft(
 
 
 def _draft_logits(
-    drafter: DSparkDraftModel, head: Callable[[Tensor], Tensor], hidden: Tensor, codes: Tensor | None
+    drafter: DSparkDraftModel,
+    head: Callable[[Tensor], Tensor],
+    head_dtype: torch.dtype,
+    hidden: Tensor,
+    codes: Tensor | None,
 ) -> Tensor:
     """float32 `[blocks, slots, draft vocabulary]`."""
-    logits = drafter.base_logits(hidden, head)
+    logits = drafter.base_logits(hidden.to(head_dtype), head)
     if drafter.markov_head is not None and codes is not None:
         logits = logits + drafter.markov_head.markov_w2(codes)
     return logits
@@ -188,10 +211,18 @@ def _acceptance(
     at_token = target_probs.gather(-1, tokens[..., None]).squeeze(-1)
     if ids is not None:
         target_probs = target_probs[..., ids]
-        tokens = draft_index(ids, drafter.config.vocab_size)[tokens]
-    drafted = draft_probs.gather(-1, tokens.clamp(min=0)[..., None]).squeeze(-1) * (tokens >= 0)
-    acceptance = (drafted.double() / at_token.double().clamp(min=1e-300)).clamp(max=1.0) * is_inside
+    drafted = _at_tokens(drafter, draft_probs, blocks)
+    acceptance = (drafted.double() / at_token.double().clamp(min=1e-300)).clamp(max=1.0)
     return acceptance, torch.minimum(draft_probs, target_probs).sum(dim=-1).double() * is_inside
+
+
+def _at_tokens(drafter: DSparkDraftModel, draft_probs: Tensor, blocks: AnchorBlocks) -> Tensor:
+    """Probability of each slot's token under the draft law, float32 `[blocks, slots]`; 0 behind the text's end."""
+    tokens = blocks.next_tokens[0]
+    if (ids := drafter.draft_token_ids) is not None:
+        tokens = draft_index(ids, drafter.config.vocab_size)[tokens]
+    drafted = draft_probs.gather(-1, tokens.clamp(min=0)[..., None]).squeeze(-1)
+    return drafted * (tokens >= 0) * blocks.is_supervised[0]
 
 
 def _rounds(text: TargetText, acceptance: Tensor, label: Tensor, confidence: Tensor | None) -> ReplayedText:
