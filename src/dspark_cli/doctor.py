@@ -91,7 +91,7 @@ def _examine(
         loaded.model,
         tokenizer,
         prompts[:num_prompts],
-        source=loaded.read_from,
+        source=loaded.folder,
         max_new_tokens=max_new_tokens,
         seed=seed,
         with_speed=with_speed,
