@@ -809,6 +809,7 @@ def test_it_is_silent_on_the_bundled_drafter(real):
 
 
 @pytest.mark.real_model
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("plant", "check"),
     [

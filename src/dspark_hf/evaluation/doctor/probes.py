@@ -26,7 +26,7 @@ from .case import Case
 from .evidence import Evidence, jackknife, stretches
 from .findings import NotExamined
 
-MAX_MASK_CANDIDATES = 16
+MAX_MASK_CANDIDATES = 8
 # Of the one-sided test whether features help at all: 99 %.
 _FEW_STANDARD_ERRORS = 2.33
 
