@@ -1,5 +1,6 @@
 """What the formats share: fields of the backbone, and how contradictions and gaps are told."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -45,7 +46,8 @@ def require_keys(config: Mapping[str, Any], names: Iterable[str], what: str) -> 
 def refuse_value(what: str, name: str, found: Any, expected: str) -> CheckpointFormatError:
     """The error for a value that no drafter of this format has, or none that is supported."""
     return CheckpointFormatError(
-        f"config.json of {what} has {name} {found!r}, expected {expected}; pass another drafter, or correct the file"
+        f"config.json of {what} has {name} {found!r:.200}, expected {expected}; pass another drafter, or correct the "
+        "file"
     )
 
 
@@ -56,10 +58,11 @@ def agreed(what: str, name: str, *places: Mapping[str, Any]) -> Any:
         CheckpointFormatError: two places say different things.
     """
     found = [place[name] for place in places if place.get(name) is not None]
-    if any(value != found[0] for value in found):
+    others = [value for value in found[1:] if value != found[0]]
+    if others:
         raise CheckpointFormatError(
-            f"config.json of {what} contradicts itself: it gives {name} as {found[0]!r} and as {found[1]!r}; "
-            "expected one value. Correct the file"
+            f"config.json of {what} contradicts itself: it gives {name} as {found[0]!r:.200} and as "
+            f"{others[0]!r:.200}; expected one value. Correct the file"
         )
     return found[0] if found else None
 
@@ -101,7 +104,7 @@ def rope_parameters(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     old_type = rope.pop(_ROPE_OLD_TYPE, "default")
     rope.setdefault("rope_type", old_type)
     theta = agreed(what, "rope_theta", rope, {} if isinstance(per_kind, dict) else config)
-    if not isinstance(theta, int | float) or isinstance(theta, bool):
+    if not isinstance(theta, int | float) or isinstance(theta, bool) or not abs(theta) <= sys.float_info.max:
         raise refuse_value(what, "rope_theta", theta, "a number, at the top or in rope_parameters")
     return rope | {"rope_theta": float(theta)}
 
@@ -118,7 +121,9 @@ def layer_fields(config: Mapping[str, Any], what: str) -> dict[str, Any]:
         if not isinstance(num_layers, int) or not isinstance(first, int) or not 0 <= num_layers <= 1000:
             raise refuse_value(what, "num_hidden_layers", num_layers, "a number of draft layers")
         kinds = [SLIDING if window is not None and i >= first else "full_attention" for i in range(num_layers)]
-    if not isinstance(kinds, list) or SLIDING not in kinds:
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise refuse_value(what, "layer_types", kinds, "a list of names")
+    if SLIDING not in kinds:
         return {"layer_types": kinds, "sliding_window": None}
     if window is None or config.get("use_sliding_window") is False:
         raise CheckpointFormatError(

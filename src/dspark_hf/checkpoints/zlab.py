@@ -23,11 +23,12 @@ def to_dspark(config: dict[str, Any]) -> dict[str, Any]:
         raise refuse_value(_WHAT, "projector_type", nested["projector_type"], "'dflash' or 'dspark'")
     if agreed(_WHAT, "shift_label", nested, config):
         raise refuse_value(_WHAT, "shift_label", True, "False: slots of a DFlash block predict their own position")
+    backbone = backbone_fields(config, _WHAT)
     own = dflash_fields(config, _WHAT)
     if own["block_size"] < 2:
         raise refuse_value(_WHAT, "block_size", own["block_size"], "2 or more, the anchor and what follows")
     return {
-        **backbone_fields(config, _WHAT),
+        **backbone,
         **own,
         "block_size": own["block_size"] - 1,  # the anchor's slot drafts nothing
         "draft_layout": "fill_in",
@@ -52,7 +53,7 @@ def dflash_fields(config: dict[str, Any], what: str) -> dict[str, Any]:
     if not isinstance(own["block_size"], int) or isinstance(own["block_size"], bool):
         raise refuse_value(what, "block_size", own["block_size"], "a whole number")
     modes = nested.get("attention_modes") or [nested.get("attention_mode") or "gqa"]
-    if any(mode not in ("gqa", "mha") for mode in modes):
+    if not isinstance(modes, list) or any(mode not in ("gqa", "mha") for mode in modes):
         raise refuse_value(what, "attention_mode", modes, "'gqa' or 'mha'")
     return own | _causal_fields(config, what)
 
