@@ -1,6 +1,6 @@
 """The rules that a drafter's configuration obeys, each with an error that names value, rule and way out."""
 
-import math
+import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from transformers.activations import ACT2FN
@@ -44,6 +44,7 @@ _ROPE_NEEDS = {
     "yarn": ("factor", "original_max_position_embeddings"),
     "proportional": ("partial_rotary_factor",),
 }
+_ROPE_MAY_HAVE = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 _AT_LEAST_ONE = (
     "vocab_size",
     "hidden_size",
@@ -175,13 +176,17 @@ def _check_rope(config: "DSparkConfig") -> None:
     for name in _ROPE_NEEDS[rope_type]:
         value = config.rope_parameters.get(name)
         _require(_is_positive(value), f"rope_parameters[{name!r}]", value, f"must be a number > 0 for {rope_type!r}")
-    part: Any = config.rope_parameters.get("partial_rotary_factor")
-    _require(
-        rope_type != "proportional" or part <= 1,
-        "rope_parameters['partial_rotary_factor']",
-        part,
-        "must be at most 1, the whole head",
-    )
+    for name in _ROPE_MAY_HAVE:
+        value = config.rope_parameters.get(name)
+        holds = value is None or (_is_finite(value) and value >= 0)
+        _require(holds, f"rope_parameters[{name!r}]", value, "must be a finite number >= 0, or left out")
+    part: Any = config.rope_parameters.get("partial_rotary_factor", 1)
+    name, factor = "rope_parameters['partial_rotary_factor']", config.rope_parameters.get("factor", 1)
+    if rope_type == "proportional":
+        _require(part <= 1, name, part, "must be at most 1, the whole head")
+        _require(_is_positive(factor), "rope_parameters['factor']", factor, "must be a number > 0, or left out")
+    elif rope_type != "default":  # which does not read it
+        _require(part == 1, name, part, f"must be 1, or left out, for {rope_type!r}: whole heads are turned")
 
 
 def _check_defaults_of_generation(config: "DSparkConfig") -> None:
@@ -287,7 +292,8 @@ def _is_list_of(length: int, value: object) -> bool:
 
 
 def _is_finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Also of whole numbers that no float can hold, which math.isfinite does not take.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_positive(value: object) -> bool:
@@ -296,4 +302,4 @@ def _is_positive(value: object) -> bool:
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
     if not holds:
-        raise DSparkConfigError(f"{name} {rule}, got {value!r}")
+        raise DSparkConfigError(f"{name} {rule}, got {value!r:.200}")

@@ -5,13 +5,14 @@ import difflib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .checkpoints.detect import to_dspark_config_dict
@@ -369,10 +370,11 @@ def _raise_our_errors(original_init: Callable[..., None]) -> Callable[..., None]
     @functools.wraps(original_init)
     def __init__(self: DSparkConfig, *args: Any, **kwargs: Any) -> None:
         # JSON and people write 1 for 1.0.
-        whole = {name: float(kwargs[name]) for name in _FLOAT_FIELDS if type(kwargs.get(name)) is int}
+        given = {name: kwargs[name] for name in _FLOAT_FIELDS if type(kwargs.get(name)) is int}
+        whole = {name: float(value) for name, value in given.items() if abs(value) <= sys.float_info.max}
         try:
             original_init(self, *args, **kwargs | whole)
-        except StrictDataclassFieldValidationError as error:
+        except (StrictDataclassClassValidationError, StrictDataclassFieldValidationError) as error:
             raise DSparkConfigError(" ".join(str(error).split())) from error
         except TypeError as error:  # a required field is missing
             raise DSparkConfigError(f"{error}; DSparkConfig.from_target fills in what a target determines") from error

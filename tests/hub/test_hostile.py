@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import tiny_drafter
+from tiny import tiny_drafter, tiny_target
 from transformers import PreTrainedModel
 
 from dspark_hf import CheckpointFormatError, DSparkConfigError, DSparkDraftModel, HubError
@@ -273,6 +273,13 @@ def test_weights_far_larger_than_the_drafter_are_not_fetched(hub, saved, monkeyp
     monkeypatch.setattr("dspark_hf.checkpoints.source._SPARE_BYTES", -(10**6))
     assert_refused(upload(hub, saved), CheckpointFormatError, "model.safetensors of evil/drafter has .* bytes")
     assert not any(request.startswith("GET") and "model.safetensors" in request for request in hub.requests)
+
+
+def test_numbers_beside_the_weights_are_looked_at_too(saved):
+    drafter = tiny_drafter(tiny_target(), layer_style="gemma4")
+    drafter.layers[1].layer_scalar.fill_(float("nan"))
+    drafter.save_pretrained(saved)
+    assert_refused(saved, CheckpointFormatError, r"hold NaN or infinity, among them \['layers.1.layer_scalar'\]")
 
 
 def test_labels_are_not_made_up_by_the_billion(saved):

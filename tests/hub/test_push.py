@@ -50,6 +50,26 @@ def test_reports_come_along_while_the_weights_are_theirs(hub, folder):
     assert drafter_files(hub, "alice/other") == DRAFTER
 
 
+def test_reports_come_along_however_the_weights_are_cut(hub, folder):
+    DSparkDraftModel.from_pretrained(folder).push_to_hub("alice/drafter", max_shard_size="20kB")
+    assert drafter_files(hub) > {"reports/evaluation.json", "reports/evaluation.png", "model.safetensors.index.json"}
+
+
+def test_a_drafter_is_pushed_without_reports_that_cannot_be_shared_and_says_so(hub, folder, caplog):
+    loaded = DSparkDraftModel.from_pretrained(folder)
+    (folder / "notes.md").write_text("hf_" + "x" * 34)
+    with caplog.at_level(logging.WARNING):
+        loaded.push_to_hub("alice/drafter")
+    assert drafter_files(hub) == DRAFTER and "notes.md holds what looks like a token" in caplog.text
+
+
+def test_a_card_that_is_a_link_elsewhere_is_not_pushed(hub, folder, tmp_path):
+    (tmp_path / "secret").write_text("private")
+    (folder / "README.md").symlink_to(tmp_path / "secret")
+    push(plan_push(folder, PushRequest("alice/drafter")))
+    assert is_rendered(hub.repos["alice/drafter"].files()["README.md"].decode())
+
+
 def test_a_folder_shares_what_belongs_to_a_drafter(hub, folder):
     plan = plan_push(folder, PushRequest("acme/drafter"))
     assert "acme/drafter" not in hub.repos, "a plan changes nothing"
@@ -181,3 +201,11 @@ def test_a_repository_that_somebody_else_made_meanwhile_is_not_overwritten(hub, 
     with pytest.raises(HubError, match="somebody else made it meanwhile"):
         push(plan)
     assert hub.repos["acme/drafter"].files() == {"README.md": b"theirs"}
+
+
+def test_a_private_push_does_not_go_to_a_public_repository_made_meanwhile(hub, folder):
+    plan = plan_push(folder, PushRequest("acme/drafter", private=True))
+    hub.make("acme/drafter", {})
+    with pytest.raises(HubError, match="somebody else made it meanwhile"):
+        push(plan)
+    assert drafter_files(hub, "acme/drafter") == set()

@@ -53,6 +53,49 @@ def test_checkpoints_go_into_a_folder_of_their_own_where_asked_for(hub, tmp_path
     assert all(path.startswith("last-checkpoint/") for path in pushed - DRAFTER)
 
 
+def test_a_token_among_the_arguments_is_not_pushed(hub, tmp_path):
+    trained = trainer(tmp_path, hub_strategy="all_checkpoints", hub_always_push=True, hub_token="hf_alice")
+    trained.train()
+    trained._finish_current_push()
+    pushed = {path: content for path, content in hub.repos["acme/trained"].files().items()}
+    assert "checkpoint-2/optimizer.pt" in pushed
+    assert not [path for path, content in pushed.items() if b"hf_alice" in content]
+
+
+def test_a_private_run_is_not_pushed_to_a_public_repository(hub, tmp_path, caplog):
+    hub.make("acme/trained", {})
+    trained = trainer(tmp_path, hub_private_repo=True)
+    with caplog.at_level(logging.WARNING):
+        trained.train()
+        trained._finish_current_push()
+    assert files(hub) == set() and "acme/trained exists and is public" in caplog.text
+    for arguments in ({}, {"private": True}):
+        with pytest.raises(HubError, match="exists and is public"):
+            trained.push_to_hub(**arguments)
+
+
+def test_the_future_of_a_push_raises_what_went_wrong(hub, tmp_path):
+    trained = trainer(tmp_path, hub_strategy="end")
+    hub.faults[:] = [Fault("POST .*/commit/", "status", None, 403)]
+    with pytest.raises(HubError, match="403"):
+        trained.push_to_hub(blocking=False).result()
+
+
+def test_training_goes_on_when_the_drafter_or_its_checkpoint_cannot_be_pushed(hub, tmp_path, monkeypatch, caplog):
+    def full(*args):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("dspark_hf.training.hub_pushes.shutil.copyfile", full)
+    trained = trainer(tmp_path, hub_strategy="checkpoint")
+    hub.faults[:] = [Fault("POST .*/commit/", "status", None, 403)]
+    with caplog.at_level(logging.WARNING):
+        trained.train()
+        trained._finish_current_push()
+    assert trained.state.global_step == 2 and files(hub) == set()
+    assert "cannot be copied first (No space left on device)" in caplog.text
+    assert "cannot push to acme/trained: the Hub answered 403" in caplog.text
+
+
 def test_the_card_that_the_trainer_writes_is_ours(hub, tmp_path):
     trained = trainer(tmp_path, hub_strategy="end")
     trained.save_model(_internal_call=True)

@@ -270,6 +270,7 @@ def test_a_registered_config_that_is_pushed_goes_with_its_code(tmp_path, monkeyp
         {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"},
         {"AutoModel": "../../evil.Model"},
         {"AutoModel": "org/other--evil.Model"},
+        {"AutoModel": "org/other--modeling_dspark.DSparkDraftModel"},
         {"AutoModel": None},
         ["evil.Model"],
         "evil",

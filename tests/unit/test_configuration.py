@@ -108,6 +108,7 @@ def test_encoder_decoder_targets_are_refused():
         DSparkConfig.from_target(T5Config())
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 BAD_VALUES = [
     ({"block_size": 0}, "block_size must be >= 1, got 0"),
     ({"num_hidden_layers": 0}, "num_hidden_layers must be >= 1"),
@@ -159,6 +160,17 @@ BAD_VALUES = [
     ({"rope_parameters": {"rope_type": "default", "rope_theta": True}}, "rope_theta"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}}, "rope_theta"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, r"rope_parameters\['factor'\]"),
+    ({"rope_parameters": YARN | {"partial_rotary_factor": 1e9}}, r"partial_rotary_factor'\] must be 1, or left out"),
+    ({"rope_parameters": YARN | {"partial_rotary_factor": "x"}}, r"partial_rotary_factor'\] must be 1, or left out"),
+    ({"rope_parameters": YARN | {"beta_fast": "x"}}, r"beta_fast'\] must be a finite number >= 0, or left out"),
+    ({"rope_parameters": YARN | {"beta_slow": -1}}, r"beta_slow'\] must be a finite number >= 0"),
+    ({"rope_parameters": YARN | {"attention_factor": 10**400}}, r"attention_factor'\] must be a finite number >= 0"),
+    (
+        {"rope_parameters": YARN | {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": None}},
+        r"factor'\] must be a number > 0",
+    ),
+    ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+    ({"target_layer_ids": list(range(10_000))}, r"got \[0, 1, 2.{190,210}$"),
     ({"block_size": "7"}, "expected int, got str"),
     ({"rope_parameters": [1]}, "rope_parameters"),
 ]

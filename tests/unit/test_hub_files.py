@@ -63,12 +63,13 @@ def test_what_belongs_to_a_drafter_is_shared(folder, name):
         ("trainer_state.json", "trainer_state.json", "no part of a drafter"),
         ("model-00001-of-00002.safetensors", "model-00001-of-00002.safetensors", "weights that are not loaded"),
         ("optimizer.safetensors", "optimizer.safetensors", "weights that are not loaded"),
-        ("run.py", "run.py", "code, and config.json has no auto_map that asks for it"),
+        ("run.py", "run.py", "code that no auto_map in config.json asks for"),
         ("reports/.secret.json", "reports/.secret.json", "hidden"),
         ("reports/answers.jsonl", "reports/answers.jsonl", "no part of a drafter"),
         ("reports/deep/a.json", "reports/deep/", "no part of a drafter"),
         ("reports/proposals.pt", "reports/proposals.pt", "a pickle, which may run any code"),
         ("calibration/report.json", "calibration/", "no part of a drafter"),
+        ("reports/a\x1b[2K.json", "'reports/a\\x1b[2K.json'", "no part of a drafter"),
     ],
 )
 def test_what_does_not_stays_and_is_named(folder, name, shown, reason):
@@ -83,6 +84,62 @@ def test_code_is_shared_where_the_config_asks_for_it(folder):
     for name in ("modeling_dspark.py", ".hidden.py", "x.sh"):
         (folder / name).write_text("x")
     assert names(folder) == (ALWAYS | {"modeling_dspark.py"}, {".hidden.py": "hidden", "x.sh": "no part of a drafter"})
+
+
+def test_beside_our_own_code_no_other_is_shared(drafter, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(drafter), "_auto_class", "AutoModel")
+    drafter.save_pretrained(tmp_path)
+    ours = {path.name for path in tmp_path.glob("*.py")}
+    assert "modeling_dspark.py" in ours
+    (tmp_path / "train.py").write_text("print()")
+    assert names(tmp_path) == (ALWAYS | ours, {"train.py": "code that no auto_map in config.json asks for"})
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes.md", "LICENSE", "reports/a.json", "reports/a.png"])
+def test_a_link_to_something_elsewhere_is_not_shared(folder, tmp_path_factory, name):
+    secret = tmp_path_factory.mktemp("home") / "id_rsa"
+    secret.write_text("private")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(secret)
+    assert names(folder) == (ALWAYS, {name: "a link to something outside of the folder"})
+
+
+def test_a_folder_of_reports_elsewhere_is_not_shared(folder, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    (home / "config.json").write_text('{"auths": "secret"}')
+    (folder / "reports").symlink_to(home)
+    assert names(folder) == (ALWAYS, {"reports/config.json": "a link to something outside of the folder"})
+
+
+def test_links_within_the_folder_or_huggingface_hubs_cache_and_weights_elsewhere_are_shared(folder, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("models--acme--drafter")
+    (cache / "blobs").mkdir()
+    (cache / "blobs" / "1").write_text("notes")
+    snapshot = cache / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    for path in folder.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    (snapshot / "notes.md").symlink_to("../../blobs/1")
+    (snapshot / "LICENSE").symlink_to("notes.md")
+    assert names(snapshot) == (ALWAYS | {"notes.md", "LICENSE"}, {})
+
+
+TOKENS = ["hf_" + "aB3" * 11, "github_pat_" + "a1_" * 12, "AKIA" + "A1" * 8, "-----BEGIN OPENSSH PRIVATE KEY-----"]
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("name", ["README.md", "notes.md", "reports/a.json"])
+def test_a_text_that_holds_a_token_is_not_shared(folder, name, token):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(f"log in with {token} first")
+    with pytest.raises(HubError, match=f"{folder.name}.*: {name.rpartition('/')[2]} holds what looks like a token"):
+        choose_files(folder)
+
+
+def test_weights_that_are_none_are_not_shared(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(CheckpointFormatError, match=r"model\.safetensors cannot be read"):
+        choose_files(folder)
 
 
 def test_of_sharded_weights_the_index_and_what_it_names_are_shared(drafter, tmp_path):
@@ -208,6 +265,14 @@ def test_numbers_that_are_none_are_found(dtype, broken):
     weight[77] = broken
     with pytest.raises(CheckpointFormatError, match=r"1 weights of x hold NaN or infinity, among them \['w'\]"):
         check_finite("x", [("fine", torch.ones(3)), ("w", weight)])
+
+
+def test_numbers_that_are_none_are_found_in_8_bits():
+    weight = torch.ones(10).to(torch.float8_e4m3fn)
+    check_finite("x", [("w", weight)])
+    weight[3] = torch.tensor(float("nan"))
+    with pytest.raises(CheckpointFormatError, match="hold NaN or infinity"):
+        check_finite("x", [("w", weight)])
 
 
 def test_large_weights_integers_and_weights_elsewhere_are_no_fault():

@@ -107,6 +107,14 @@ def test_homes_that_are_written_in_other_ways(text, scrubbed):
     assert scrub_any(text) == scrubbed
 
 
+def test_a_text_under_a_secrets_name_is_a_secret():
+    content = {"hub_token": "plain", "nested": [{"API_KEY": "plain", "num_tokens": "7", "token_count": 3}]}
+    assert scrub_all(content) == {
+        "hub_token": SECRET,
+        "nested": [{"API_KEY": SECRET, "num_tokens": "7", "token_count": 3}],
+    }
+
+
 def test_this_users_name_is_taken_out_of_paths_and_addresses(monkeypatch):
     monkeypatch.setattr(getpass, "getuser", lambda: "annabel")
     assert scrub("/scratch/annabel/x annabel@host annabelle /data/annabel-2") == (

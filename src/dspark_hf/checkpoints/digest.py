@@ -1,7 +1,6 @@
 """What identifies a drafter's weights, and how large they are, read from its folder."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,8 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointFormatError
 from .detect import to_dspark_config_dict
-from .weights import check_weights_in, weight_files
+from .json_files import LARGEST_CONFIG_BYTES, read_json_object
+from .weights import CONFIG_NAME, check_weights_in, weight_files
 
 # Frozen copies of the target's that DeepSpec stores; a drafter does not read them.
 _TARGETS_OWN = ("embed_tokens.", "lm_head.")
@@ -73,7 +73,7 @@ def _opened(path: Path) -> safe_open:
 
 
 def _block_size(folder: Path) -> int | None:
-    config = folder / "config.json"
+    config = folder / CONFIG_NAME
     if not config.is_file():
-        raise CheckpointFormatError(f"{folder} has no config.json; pass a drafter's folder")
-    return to_dspark_config_dict(json.loads(config.read_text(encoding="utf-8"))).get("block_size")
+        raise CheckpointFormatError(f"{folder} has no {CONFIG_NAME}; pass a drafter's folder")
+    return to_dspark_config_dict(read_json_object(config, LARGEST_CONFIG_BYTES)).get("block_size")

@@ -1,5 +1,6 @@
 """What the formats share: fields of the backbone, and how contradictions and gaps are told."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -43,7 +44,8 @@ def require_keys(config: Mapping[str, Any], names: Iterable[str], what: str) -> 
 def unexpected(what: str, name: str, found: Any, expected: str) -> CheckpointFormatError:
     """The error for a value that no drafter of this format has, or none that is supported."""
     return CheckpointFormatError(
-        f"config.json of {what} has {name} {found!r}, expected {expected}; pass another drafter, or correct the file"
+        f"config.json of {what} has {name} {found!r:.200}, expected {expected}; pass another drafter, or correct the "
+        "file"
     )
 
 
@@ -54,10 +56,11 @@ def agreed(what: str, name: str, *places: Mapping[str, Any]) -> Any:
         CheckpointFormatError: two places say different things.
     """
     found = [place[name] for place in places if place.get(name) is not None]
-    if any(value != found[0] for value in found):
+    others = [value for value in found[1:] if value != found[0]]
+    if others:
         raise CheckpointFormatError(
-            f"config.json of {what} contradicts itself: it gives {name} as {found[0]!r} and as {found[1]!r}; "
-            "expected one value. Correct the file"
+            f"config.json of {what} contradicts itself: it gives {name} as {found[0]!r:.200} and as "
+            f"{others[0]!r:.200}; expected one value. Correct the file"
         )
     return found[0] if found else None
 
@@ -97,7 +100,7 @@ def rope_parameters(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     rope = {key: value for key, value in chosen.items() if value is not None}
     rope.setdefault("rope_type", rope.pop("type", "default"))  # its old name
     theta = agreed(what, "rope_theta", rope, {} if isinstance(per_kind, dict) else config)
-    if not isinstance(theta, int | float) or isinstance(theta, bool):
+    if not isinstance(theta, int | float) or isinstance(theta, bool) or not abs(theta) <= sys.float_info.max:
         raise unexpected(what, "rope_theta", theta, "a number, at the top or in rope_parameters")
     return rope | {"rope_theta": float(theta)}
 
@@ -114,8 +117,8 @@ def layer_fields(config: Mapping[str, Any], what: str) -> dict[str, Any]:
         if not isinstance(num_layers, int) or not isinstance(first, int) or not 0 <= num_layers <= 1000:
             raise unexpected(what, "num_hidden_layers", num_layers, "a number of draft layers")
         kinds = [SLIDING if window is not None and i >= first else "full_attention" for i in range(num_layers)]
-    if not isinstance(kinds, list):
-        raise unexpected(what, "layer_types", kinds, "a list")
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise unexpected(what, "layer_types", kinds, "a list of names")
     if SLIDING not in kinds:
         return {"layer_types": kinds, "sliding_window": None}
     if window is None or config.get("use_sliding_window") is False:

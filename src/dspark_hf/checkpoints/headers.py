@@ -115,4 +115,7 @@ def _is_finite(weight: Tensor) -> bool:
     if weight.is_meta or not weight.is_floating_point():  # offloaded, or quantised
         return True
     # A sum needs no copy of the weight. One that overflows says nothing, so then each number is asked.
-    return bool(weight.sum(dtype=torch.float32).isfinite()) or bool(weight.isfinite().all())
+    if bool(weight.sum(dtype=torch.float32).isfinite()):
+        return True
+    comparable = weight if weight.element_size() > 1 else weight.float()  # torch does not ask 8-bit floats
+    return bool(comparable.isfinite().all())

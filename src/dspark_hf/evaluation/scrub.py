@@ -34,6 +34,12 @@ _SECRETS = [
     (rf"(?i)(?<![\w-])(--?{_SECRET_NAME}\s+)(?!-){_WORD}", rf"\1{SECRET}"),
 ]
 
+# What nobody writes for another reason, so that a file may be refused for it.
+_TOKEN = re.compile(
+    r"(?:hf_|gh[pousr]_|github_pat_|\bsk-|\bglpat-|\bxox[a-z]-)[A-Za-z0-9_-]{30,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+
 # Home folders of any user, on Linux, macOS and Windows, up to the user's name.
 _ANY_HOMES = [
     r"(?:/home|/Users|[A-Za-z]:[/\\]+Users)[/\\]+[^/\\\s'\"]+",
@@ -66,6 +72,11 @@ def scrub_any(text: str) -> str:
     return text
 
 
+def holds_token(text: str) -> bool:
+    """Whether a text surely holds a token or a private key; `scrub` takes out more, also what is only likely one."""
+    return _TOKEN.search(text) is not None
+
+
 def scrub_arguments(arguments: Sequence[str]) -> list[str]:
     """`scrub` for the arguments of a command, where what belongs to a secret's name needs no guess."""
     scrubbed = []
@@ -79,14 +90,21 @@ def scrub_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def scrub_all(content: Any) -> Any:
-    """`scrub` for every text in dicts and lists, keys included."""
+    """`scrub` for every text in dicts and lists, keys included; a text under a secret's name is one."""
     if isinstance(content, str):
         return scrub(content)
     if isinstance(content, dict):
-        return {scrub_all(key): scrub_all(value) for key, value in content.items()}
+        return {
+            scrub_all(key): SECRET if _is_secret(key, value) else scrub_all(value) for key, value in content.items()
+        }
     if isinstance(content, list | tuple):
         return [scrub_all(value) for value in content]
     return content
+
+
+def _is_secret(key: Any, value: Any) -> bool:
+    is_text = isinstance(key, str) and isinstance(value, str)
+    return is_text and re.fullmatch(_SECRET_NAME, key, re.IGNORECASE) is not None
 
 
 def _without_user(text: str) -> str:

@@ -9,6 +9,7 @@ from ..configuration_dspark import DSparkConfig
 from ..errors import ReportError
 from ..evaluation.scrub import scrub_any
 from .fields import Fields
+from .files import leads_out
 from .markdown import Safe, escape, link, one_line, table
 from .numbers import count, millions, percent
 from .report_store import About, StoredReport, is_in_config
@@ -196,11 +197,13 @@ def read_notes(folder: Path) -> Safe | None:
     """The author's own words as a quotation, so that they are told apart from what was measured.
 
     Raises:
-        ReportError: the file cannot be read or is too large.
+        ReportError: the file cannot be read, is too large, or lies elsewhere.
     """
     path = folder / NOTES_NAME
     if not path.is_file():
         return None
+    if leads_out(path, folder):
+        raise ReportError(f"{path} is a link to a file outside of the folder; put the text itself there, or remove it")
     try:
         text = path.read_bytes()[: MAX_NOTES_BYTES + 1].decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -133,7 +133,8 @@ def plan_push(folder: Path, request: PushRequest) -> PushPlan:
             f"{repo_id} exists and is public, and private=True only counts for a repository that is made now; make it "
             "private in its settings, or push without private=True"
         )
-    card, card_note = _choose_card(folder, repo_id, request, there)
+    own = next((file.path for file in shared if file.path == CARD_NAME), None)
+    card, card_note = _choose_card(folder, own, repo_id, request, there)
     others = [file for file in shared if file.path != CARD_NAME]
     files = [*others, card] if card is not None else others
     planned = [PlannedFile(file, _status(file, remote)) for file in sorted(files, key=lambda file: file.path)]
@@ -149,13 +150,14 @@ def _status(file: SharedFile, remote: RemoteState) -> str:
     return "unchanged" if there.is_same(file) else "replaced"
 
 
-def _choose_card(folder: Path, repo_id: str, request: PushRequest, there: str | None) -> tuple[SharedFile | None, str]:
+def _choose_card(
+    folder: Path, own: str | None, repo_id: str, request: PushRequest, there: str | None
+) -> tuple[SharedFile | None, str]:
     """The card to upload, None to leave the one that is there, and what to say about that.
 
     A card in the folder that was rendered there is rendered anew: there it names the folder, and perhaps older reports.
     """
-    own = folder / CARD_NAME
-    content = own.read_bytes() if own.is_file() else b""
+    content = (folder / own).read_bytes() if own is not None else b""
     if not content or is_rendered(content.decode(errors="replace")):
         content = render_card(folder, repo_id=repo_id, tags=request.tags).encode()
     if there is None or there.encode() == content or (is_rendered(there) and request.card != "keep"):
@@ -197,7 +199,8 @@ def push(plan: PushPlan) -> CommitInfo:
 
 def _head_of_new(api: HfApi, plan: PushPlan) -> str | None:
     remote = read_remote(api, plan.repo_id, DEFAULT_BRANCH)
-    if set(remote.files) - {".gitattributes"}:
+    is_theirs = plan.request.private is True and remote.is_private is False
+    if is_theirs or set(remote.files) - {".gitattributes"}:
         raise HubError(f"cannot push to {plan.repo_id}: somebody else made it meanwhile; look at it, then push again")
     if plan.request.branch != DEFAULT_BRANCH:
         retrying(lambda: _make_branch(api, plan))

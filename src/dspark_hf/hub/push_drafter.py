@@ -1,20 +1,22 @@
 """A drafter in memory to the Hub, with the reports of the folder that it came from."""
 
 import errno
-import hashlib
+import logging
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo
 from safetensors import SafetensorError
 
-from ..checkpoints.weights import CONFIG_NAME, weight_files
+from ..checkpoints.digest import checkpoint_facts
+from ..checkpoints.weights import CONFIG_NAME
 from ..errors import DSparkError, HubError
 from .files import CARD_NAME, choose_files
 from .publish import PushRequest, plan_push, push
+
+logger = logging.getLogger(__name__)
 
 
 def push_drafter(drafter: Any, request: PushRequest, max_shard_size: int | str) -> CommitInfo:
@@ -32,8 +34,10 @@ def push_drafter(drafter: Any, request: PushRequest, max_shard_size: int | str) 
         folder = Path(name) / request.repo_id.rsplit("/", 1)[-1]
         try:
             drafter.save_pretrained(folder, max_shard_size=max_shard_size)
-            with suppress(DSparkError):  # a folder that is damaged meanwhile has nothing to give
+            try:
                 copy_reports(Path(drafter.name_or_path), folder)
+            except DSparkError as error:  # the drafter itself is whole
+                logger.warning("pushed without what lies in the folder that the drafter came from: %s", error)
         except (OSError, SafetensorError) as error:
             is_full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
             raise HubError(
@@ -52,7 +56,7 @@ def copy_reports(origin: Path, folder: Path) -> list[str]:
     """
     if not (origin / CONFIG_NAME).is_file() or origin.resolve() == folder.resolve():
         return []
-    if _weights_digests(origin) != _weights_digests(folder):
+    if checkpoint_facts(origin).sha256 != checkpoint_facts(folder).sha256:
         return []
     copied = []
     for file in choose_files(origin)[0]:
@@ -62,11 +66,3 @@ def copy_reports(origin: Path, folder: Path) -> list[str]:
             shutil.copyfile(file.source, folder / file.path)
             copied.append(file.path)
     return copied
-
-
-def _weights_digests(folder: Path) -> list[tuple[str, str]]:
-    digests = []
-    for path in weight_files(folder):
-        with path.open("rb") as file:
-            digests.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
-    return digests

@@ -54,9 +54,14 @@ _LAST_LINES = {
 
 
 def is_own_auto_map(auto_map: Any) -> bool:
-    """Whether the `auto_map` of a config.json names classes of this package only, here or in another repository."""
+    """Whether the `auto_map` of a config.json names classes of this package only.
+
+    Code of another repository (`org/name--file.Class`) is not ours, whatever its name: saved again, the drafter would
+    send whoever trusts it there. For the code that is already running from such a repository transformers adds that.
+    """
     return isinstance(auto_map, dict) and all(
-        isinstance(name, str) and name.rpartition("--")[2] in (AUTO_CONFIG, AUTO_MODEL) for name in auto_map.values()
+        isinstance(name, str) and (name.rpartition("--")[2] if _IS_COPY else name) in (AUTO_CONFIG, AUTO_MODEL)
+        for name in auto_map.values()
     )
 
 

@@ -3,18 +3,21 @@
 import logging
 import shutil
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi
 from transformers import Trainer
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
 
 from .._compat import check_overridable
-from ..checkpoints.weights import CONFIG_NAME, weight_files
-from ..errors import DSparkError, TrainingDataError
+from ..checkpoints.weights import CONFIG_NAME, INDEX_SUFFIX, weight_files
+from ..errors import DSparkError, HubError, TrainingDataError
 from ..hub.card import CARD_NAME, render_card, write_card
 from ..hub.faults import readable_faults
 from ..hub.publish import PushRequest, plan_push, push
@@ -74,7 +77,8 @@ class PushesDrafters(Trainer):
             The commit, or its future; None on other processes than the first.
 
         Raises:
-            HubError: the Hub refused or failed.
+            HubError: the Hub refused or failed, or `private` was asked for and the repository is public; where not
+                blocking, the future raises it.
             TrainingDataError: an argument is unknown.
         """
         if unknown := sorted(kwargs.keys() - _CARD_ARGUMENTS):
@@ -88,7 +92,7 @@ class PushesDrafters(Trainer):
         if not self.is_world_process_zero():
             return None
         self._finish_current_push()
-        request = self._request(commit_message, token, revision)
+        request = self._request(commit_message, token, revision, private)
         folder = Path(str(self.args.output_dir))
         if blocking:
             return push(plan_push(folder, request))
@@ -109,49 +113,65 @@ class PushesDrafters(Trainer):
         jobs: list[Any] = [self._push_in_background(folder, self._request(message))]
         if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             name = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else folder.name
-            jobs.append(
-                self._api().upload_folder(
-                    repo_id=str(self.hub_model_id),
-                    folder_path=folder,
-                    path_in_repo=name,
-                    commit_message=f"{message}, checkpoint",
-                    revision=self.args.hub_revision,
-                    run_as_future=True,
-                )
-            )
+            jobs.append(self._upload_checkpoint(folder, name, f"{message}, checkpoint"))
         if running is None or running.is_done():
             in_progress: Any = PushInProgress
             self.push_in_progress = in_progress(jobs)
         else:
             running.jobs.extend(jobs)
 
-    def _request(self, message: str | None, token: str | None = None, revision: str | None = None) -> PushRequest:
+    def _upload_checkpoint(self, folder: Path, name: str, message: str) -> Future[Any]:
+        def job() -> None:
+            with _failures_logged(), readable_faults(str(self.hub_model_id), "push to"):
+                self._api().upload_folder(
+                    repo_id=str(self.hub_model_id),
+                    folder_path=folder,
+                    path_in_repo=name,
+                    commit_message=message,
+                    revision=self.args.hub_revision,
+                    # A pickle of the arguments, hub_token among them; nothing that resumes reads it.
+                    ignore_patterns=[TRAINING_ARGS_NAME],
+                )
+
+        return self._api().run_as_future(job)
+
+    def _request(
+        self,
+        message: str | None,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+    ) -> PushRequest:
         return PushRequest(
             repo_id=str(self.hub_model_id),
+            private=private if private is not None else self.args.hub_private_repo,
             token=token if token is not None else self.args.hub_token,
             revision=revision if revision is not None else self.args.hub_revision,
             commit_message=message,
         )
 
-    def _push_in_background(self, folder: Path, request: PushRequest) -> Future[Any]:
-        """Push a copy of the drafter, since training goes on and checkpoints come and go; a failure is only logged."""
+    def _push_in_background(self, folder: Path, request: PushRequest) -> Future[CommitInfo]:
+        """Push a copy of the drafter, since training goes on and checkpoints come and go.
+
+        A failure is logged, and raised by whoever asks the future.
+        """
         copy = tempfile.TemporaryDirectory(prefix="dspark-push-")
+        failure: HubError | None = None
         try:
-            for path in [folder / CONFIG_NAME, folder / "model.safetensors.index.json", *weight_files(folder)]:
+            for path in [folder / CONFIG_NAME, folder / f"model{INDEX_SUFFIX}", *weight_files(folder)]:
                 if path.is_file():
                     shutil.copyfile(path, Path(copy.name) / path.name)
-        except OSError as error:
-            logger.warning("training goes on, but a push failed: %s cannot be copied (%s)", folder, error)
+        except (OSError, DSparkError) as error:
+            failure = HubError(f"cannot push to {request.repo_id}: {folder} cannot be copied first ({error})")
 
-        def job() -> CommitInfo | None:
-            with copy:
-                try:
-                    return push(plan_push(Path(copy.name), request))
-                except DSparkError as error:
-                    logger.warning("training goes on, but a push failed: %s", error)
-                    return None
+        def job() -> CommitInfo:
+            with copy, _failures_logged():
+                if failure is not None:
+                    raise failure
+                return push(plan_push(Path(copy.name), request))
 
-        return self._api().run_as_future(job)
+        future: Future[CommitInfo] = self._api().run_as_future(job)
+        return future
 
     def _api(self) -> HfApi:
         # One for all pushes: its background jobs run one after the other.
@@ -161,3 +181,13 @@ class PushesDrafters(Trainer):
 
     def _repo_name(self) -> str:
         return str(self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name)
+
+
+@contextmanager
+def _failures_logged() -> Iterator[None]:
+    """Nobody may ever ask a background job how it ended."""
+    try:
+        yield
+    except DSparkError as error:
+        logger.warning("training goes on, but a push failed: %s", error)
+        raise

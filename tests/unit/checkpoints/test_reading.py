@@ -7,6 +7,7 @@ import torch
 from foreign import BLOCK, FIXTURES, VOCAB, deepspec, deepspec_gemma4, specforge, speculators, zlab
 
 from dspark_hf import CheckpointFormatError, DSparkConfig, DSparkConfigError, DSparkDraftModel
+from dspark_hf.checkpoints import fields
 from dspark_hf.checkpoints import speculators as speculators_reader
 from dspark_hf.checkpoints.detect import to_dspark_config_dict
 
@@ -151,6 +152,44 @@ def test_refusals_say_what_was_found_and_what_was_expected(foreign, message):
 def test_values_obey_the_rules_of_every_drafter(foreign, message):
     with pytest.raises(DSparkConfigError, match=message):
         read(foreign)
+
+
+NO_FLOAT = 10**400  # JSON has no largest number
+
+
+@pytest.mark.parametrize("make", [deepspec, deepspec_gemma4, speculators, specforge, zlab])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("layer_types", 5),
+        ("layer_types", [["full_attention"]]),
+        ("rms_norm_eps", NO_FLOAT),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": NO_FLOAT}),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": float("nan")}),
+        ("target_layer_ids", float("nan")),
+        ("attention_modes", 7),
+    ],
+    ids=short,
+)
+def test_values_of_another_kind_are_refused_as_such(make, name, value):
+    config = make().config
+    nested = [inner for inner in config.values() if isinstance(inner, dict)]
+    places = [place for place in [config, *nested] if name in place]
+    if name == "attention_modes" and "dflash_config" in config:
+        places = [config["dflash_config"]]
+    if not places:
+        pytest.skip(f"this format has no {name}")
+    for place in places:
+        place[name] = value
+    with pytest.raises((CheckpointFormatError, DSparkConfigError)) as raised:
+        DSparkConfig.from_dict(to_dspark_config_dict(config))
+    assert len(str(raised.value)) < 1000
+
+
+def test_of_three_places_the_two_that_differ_are_named():
+    with pytest.raises(CheckpointFormatError, match="as 4 and as 5; expected one value"):
+        fields.agreed("x", "n", {"n": 4}, {"n": 4}, {"n": 5})
+    assert fields.agreed("x", "n", {"n": 4}, {}, {"n": 4}) == 4
 
 
 def test_our_own_sliding_drafter_must_say_how_its_window_is_meant(tmp_path):
