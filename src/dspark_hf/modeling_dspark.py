@@ -127,7 +127,7 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
         drafter._weight_conversions = [c for c in conversions if not is_legacy(c.source_patterns)]
         if (offsets := getattr(drafter, "d2t", None)) is not None:
             check_offsets(offsets, drafter.config.vocab_size)
-        check_finite(str(name), drafter.named_parameters())
+        check_finite(str(name), [*drafter.named_parameters(), *drafter.named_buffers()])
         return (drafter, info) if output_loading_info else drafter
 
     def save_pretrained(

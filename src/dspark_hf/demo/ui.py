@@ -12,11 +12,11 @@ import gradio as gr
 from ..config_rules import VERIFICATION_POLICIES
 from ..decoding.policies.simple import ThresholdPolicy
 from ..errors import DSparkError
-from ..evaluation.settings import ComparisonSettings
+from ..evaluation.settings import ComparisonError, ComparisonSettings
 from ..prompts import demo_prompts
 from . import render
 from .race import readable
-from .service import MAX_NEW_TOKENS, DemoService, RaceRequest, new_tally, rows_from
+from .service import MAX_NEW_TOKENS, MAX_PROMPT_CHARACTERS, DemoService, RaceRequest, new_tally, rows_from
 from .shelf import BUNDLED, DEFAULT_TARGET, UNTRAINED, Role
 from .tally import LaneTally, RaceTally
 from .visits import Visits
@@ -30,7 +30,8 @@ MAX_DRAFTS = 16
 OWN_POLICY = "the drafter's own"
 
 _PLAIN = "plain"
-_QUEUE_IS_FULL = "Too many visitors are waiting; try again in a minute."
+# What the queue refuses and what fails outside a race look the same from here.
+_DID_NOT_RUN = "Too many visitors are waiting, or the server has a fault; try again in a minute."
 
 _CSS = Path(__file__).with_name("style.css")
 _INTRO = """# DSpark: the same text in less time
@@ -42,10 +43,17 @@ _DRAFTERS = "One prompt, two drafters. A poor drafter costs time; the text stays
 
 
 def launch_options() -> dict[str, Any]:
-    """What belongs to `launch()`; system fonts, so that no page asks anybody for one."""
+    """What belongs to `launch()`; system fonts, so that no page asks anybody for one, and no uploads."""
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     theme = gr.themes.Default(primary_hue="green", **fonts)
-    return {"css_paths": [_CSS], "theme": theme, "footer_links": [], "share": False, "ssr_mode": False}
+    return {
+        "css_paths": [_CSS],
+        "theme": theme,
+        "footer_links": [],
+        "share": False,
+        "ssr_mode": False,
+        "max_file_size": 1,
+    }
 
 
 def build_demo(
@@ -58,7 +66,7 @@ def build_demo(
         races: Runs races in place of `service.tallies`.
     """
     page = _Page(service, races or service.tallies)
-    with gr.Blocks(title="DSpark", analytics_enabled=None) as demo:
+    with gr.Blocks(title="DSpark", analytics_enabled=False) as demo:
         gr.Markdown(_INTRO)
         page.settings(target, drafter)
         with gr.Tabs():
@@ -117,7 +125,7 @@ class _Page:
         prompt = self._prompt()
         outputs = self._lanes(_PLAIN, "DSpark", run="Race", elem="race")
         inputs = [prompt, self._drafter, *self._settings]
-        self._connect("race", self._race_request, inputs, outputs)
+        self._connect("race", _race_request, inputs, outputs)
 
     def drafters_tab(self, drafter: str) -> None:
         """Two drafters on one prompt."""
@@ -138,7 +146,7 @@ class _Page:
 
     def _prompt(self) -> gr.Textbox:
         examples = list(self._examples.items())
-        prompt = gr.Textbox(examples[0][1], label="Prompt", lines=2, max_lines=8, max_length=6000)
+        prompt = gr.Textbox(examples[0][1], label="Prompt", lines=2, max_lines=8, max_length=MAX_PROMPT_CHARACTERS)
         labels = [label for label, _ in examples]
         gr.Examples([[text] for _, text in examples], [prompt], example_labels=labels, label="Examples")
         return prompt
@@ -207,7 +215,7 @@ class _Page:
         begun = run.click(begin, None, [run, stop, status], queue=False, api_visibility="private")
 
         def give_back() -> tuple[Any, Any, str]:
-            return gr.Button(interactive=True), gr.Button(interactive=False), _error(_QUEUE_IS_FULL)
+            return gr.Button(interactive=True), gr.Button(interactive=False), _error(_DID_NOT_RUN)
 
         raced = begun.success(
             race,
@@ -238,25 +246,48 @@ class _Page:
             yield view(tally, False)
         yield view(tally, True)
 
-    def _race_request(self, prompt: str, drafter: str, target: str, *settings: Any) -> RaceRequest:
-        return RaceRequest(((_PLAIN, None), ("DSpark", drafter)), (prompt,), _comparison(*settings), target)
-
-    def _batch_request(self, size: int, drafter: str, target: str, *settings: Any) -> RaceRequest:
+    def _batch_request(self, size: int, drafter: str | None, target: str | None, *settings: Any) -> RaceRequest:
         prompts = rows_from(list(self._examples.values()), int(size))
-        lanes = ((_PLAIN, None), ("DSpark", drafter))
-        return RaceRequest(lanes, prompts, _comparison(*settings), target)
+        return _against_plain(prompts, drafter, target, *settings)
 
 
 _UNCHANGED = (gr.skip(), gr.skip(), gr.skip())
 
 
-def _drafters_request(prompt: str, one: str, other: str, target: str, *settings: Any) -> RaceRequest:
-    return RaceRequest(((f"A: {one}", one), (f"B: {other}", other)), (prompt,), _comparison(*settings), target)
+def _race_request(prompt: str | None, drafter: str | None, target: str | None, *settings: Any) -> RaceRequest:
+    return _against_plain((prompt or "",), drafter, target, *settings)
+
+
+def _against_plain(prompts: tuple[str, ...], drafter: str | None, target: str | None, *settings: Any) -> RaceRequest:
+    lanes = ((_PLAIN, None), ("DSpark", _name(drafter, "drafter")))
+    return RaceRequest(lanes, prompts, _comparison(*settings), _name(target, "target"))
+
+
+def _drafters_request(
+    prompt: str | None, one: str | None, other: str | None, target: str | None, *settings: Any
+) -> RaceRequest:
+    a, b = _name(one, "drafter"), _name(other, "drafter")
+    lanes = ((f"A: {a}", a), (f"B: {b}", b))
+    return RaceRequest(lanes, (prompt or "",), _comparison(*settings), _name(target, "target"))
+
+
+def _name(written: str | None, role: Role) -> str:
+    """A name as it was chosen or written; a box that was cleared holds None, which would be plain generation."""
+    name = (written or "").strip()
+    if not name:
+        raise ComparisonError(f"no {role} is chosen; choose one, or write a Hub id or folder")
+    return name
 
 
 def _comparison(
-    max_new_tokens: float, temperature: float, policy: str, num_drafts: float, threshold: float
+    max_new_tokens: float | None,
+    temperature: float | None,
+    policy: str | None,
+    num_drafts: float | None,
+    threshold: float | None,
 ) -> ComparisonSettings:
+    if max_new_tokens is None or temperature is None or policy is None or num_drafts is None:
+        raise ComparisonError("a setting is empty; fill it in, or load the page again for the defaults")
     chosen = None if policy == OWN_POLICY else policy
     return ComparisonSettings(
         temperature=temperature,

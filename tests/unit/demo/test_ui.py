@@ -67,12 +67,44 @@ def test_a_batch_shows_budgets(page):
         (("w5", BUNDLED, "tiny", 9999, *SETTINGS[1:]), "at most 256"),
         (("w5", BUNDLED, "tiny", 8, 0.0, "block", 0, 0.4), "step times of this machine"),
         (("w5", BUNDLED, "tiny", 8, 0.0, "full", 16, 0.4), "at most 4, this drafter"),
+        ((None, BUNDLED, "tiny", *SETTINGS), "the prompt is empty"),
+        (("w" * 6001, BUNDLED, "tiny", *SETTINGS), "at most 6000 characters, got 6001"),
+        # Boxes that were cleared.
+        (("w5", None, "tiny", *SETTINGS), "no drafter is chosen"),
+        (("w5", " ", "tiny", *SETTINGS), "no drafter is chosen"),
+        (("w5", BUNDLED, None, *SETTINGS), "no target is chosen"),
+        (("w5", BUNDLED, "tiny", None, *SETTINGS[1:]), "a setting is empty"),
+        (("w5", BUNDLED, "tiny", 8, None, *SETTINGS[2:]), "a setting is empty"),
+        (("w5", BUNDLED, "tiny", 8, 0.0, None, 0, 0.4), "a setting is empty"),
+        (("w5", BUNDLED, "tiny", 8, 0.0, ui.OWN_POLICY, None, 0.4), "a setting is empty"),
     ],
 )
 def test_an_error_is_shown_and_the_button_comes_back(page, values, words):
     run, stop, status, *_ = texts_of(page, "race", *values)[-1]
     assert words in status and 'role="alert"' in status
     assert run.interactive is True and stop.interactive is False
+
+
+def test_a_cleared_box_is_no_second_drafter_either(page):
+    *_, status, _, _, _ = texts_of(page, "drafters", "w5", BUNDLED, None, "tiny", *SETTINGS)[-1]
+    assert "no drafter is chosen" in status
+
+
+def test_spaces_around_a_name_do_not_count(page):
+    *_, results = texts_of(page, "race", "w5 w9 w3", f" {BUNDLED} ", "tiny", *SETTINGS)[-1]
+    assert "the same, token for token" in results
+
+
+def test_who_left_while_waiting_has_no_race(page):
+    handler(page, "race", "begin")(VISITOR)
+    {function.name: function.fn for function in page.fns.values()}["leave"](VISITOR)
+    *_, (_, _, status, plain, *_) = handler(page, "race", "race")(VISITOR, "w5", BUNDLED, "tiny", *SETTINGS)
+    assert "Stopped" in status and "0 tokens" in plain
+
+
+def test_nothing_is_sent_to_gradio_and_nothing_taken_from_visitors(page):
+    assert page.analytics_enabled is False
+    assert ui.launch_options()["max_file_size"] == 1
 
 
 def test_stopping_and_leaving_end_the_visitors_race_only(page):
