@@ -1,6 +1,5 @@
 """The page. Everything that is not layout is in the other modules."""
 
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,9 +11,9 @@ import gradio as gr
 from ..config_rules import VERIFICATION_POLICIES
 from ..decoding.policies.simple import ThresholdPolicy
 from ..errors import DSparkError
-from ..evaluation.settings import ComparisonError, ComparisonSettings
 from ..prompts import demo_prompts
 from . import render
+from .filled_in import OWN_POLICY, PLAIN, against_plain, drafters_request, race_request
 from .race import readable
 from .service import MAX_NEW_TOKENS, MAX_PROMPT_CHARACTERS, DemoService, RaceRequest, new_tally, rows_from
 from .shelf import BUNDLED, DEFAULT_TARGET, UNTRAINED, Role
@@ -27,9 +26,7 @@ MAX_WAITING = 16
 
 BATCH_SIZES = (2, 4, 8, 16)
 MAX_DRAFTS = 16
-OWN_POLICY = "the drafter's own"
 
-_PLAIN = "plain"
 # What the queue refuses and what fails outside a race look the same from here.
 _DID_NOT_RUN = "Too many visitors are waiting, or the server has a fault; try again in a minute."
 
@@ -123,9 +120,9 @@ class _Page:
         """Plain against DSpark on one prompt."""
         gr.Markdown(_RACE)
         prompt = self._prompt()
-        outputs = self._lanes(_PLAIN, "DSpark", run="Race", elem="race")
+        outputs = self._lanes(PLAIN, "DSpark", run="Race", elem="race")
         inputs = [prompt, self._drafter, *self._settings]
-        self._connect("race", _race_request, inputs, outputs)
+        self._connect("race", race_request, inputs, outputs)
 
     def drafters_tab(self, drafter: str) -> None:
         """Two drafters on one prompt."""
@@ -135,13 +132,13 @@ class _Page:
             one = self._drafters("Drafter A", drafter)
             other = self._drafters("Drafter B", UNTRAINED)
         outputs = self._lanes("A", "B", run="Compare", elem="drafters")
-        self._connect("drafters", _drafters_request, [prompt, one, other, *self._settings], outputs)
+        self._connect("drafters", drafters_request, [prompt, one, other, *self._settings], outputs)
 
     def batch_tab(self) -> None:
         """Plain against DSpark on several prompts together."""
         gr.Markdown(_BATCH)
         size = gr.Radio(list(BATCH_SIZES), value=BATCH_SIZES[1], label="Batch size", info="Rows: the examples in turn")
-        outputs = self._lanes(_PLAIN, "DSpark", run="Run the batch", elem="batch", shows_text=False)
+        outputs = self._lanes(PLAIN, "DSpark", run="Run the batch", elem="batch", shows_text=False)
         self._connect("batch", self._batch_request, [size, self._drafter, *self._settings], outputs, shows_text=False)
 
     def _prompt(self) -> gr.Textbox:
@@ -173,7 +170,7 @@ class _Page:
         with gr.Row(elem_classes=["ds-lanes"] if shows_text else ["ds-lanes", "ds-batch"]):
             places = [
                 gr.HTML(
-                    render.lane(LaneTally(name, is_speculative=name != _PLAIN), shows_text=shows_text),
+                    render.lane(LaneTally(name, is_speculative=name != PLAIN), shows_text=shows_text),
                     elem_id=f"{elem}-lane-{number}",
                 )
                 for number, name in enumerate((one, other))
@@ -248,55 +245,10 @@ class _Page:
 
     def _batch_request(self, size: int, drafter: str | None, target: str | None, *settings: Any) -> RaceRequest:
         prompts = rows_from(list(self._examples.values()), int(size))
-        return _against_plain(prompts, drafter, target, *settings)
+        return against_plain(prompts, drafter, target, *settings)
 
 
 _UNCHANGED = (gr.skip(), gr.skip(), gr.skip())
-
-
-def _race_request(prompt: str | None, drafter: str | None, target: str | None, *settings: Any) -> RaceRequest:
-    return _against_plain((prompt or "",), drafter, target, *settings)
-
-
-def _against_plain(prompts: tuple[str, ...], drafter: str | None, target: str | None, *settings: Any) -> RaceRequest:
-    lanes = ((_PLAIN, None), ("DSpark", _name(drafter, "drafter")))
-    return RaceRequest(lanes, prompts, _comparison(*settings), _name(target, "target"))
-
-
-def _drafters_request(
-    prompt: str | None, one: str | None, other: str | None, target: str | None, *settings: Any
-) -> RaceRequest:
-    a, b = _name(one, "drafter"), _name(other, "drafter")
-    lanes = ((f"A: {a}", a), (f"B: {b}", b))
-    return RaceRequest(lanes, (prompt or "",), _comparison(*settings), _name(target, "target"))
-
-
-def _name(written: str | None, role: Role) -> str:
-    """A name as it was chosen or written; a box that was cleared holds None, which would be plain generation."""
-    name = (written or "").strip()
-    if not name:
-        raise ComparisonError(f"no {role} is chosen; choose one, or write a Hub id or folder")
-    return name
-
-
-def _comparison(
-    max_new_tokens: float | None,
-    temperature: float | None,
-    policy: str | None,
-    num_drafts: float | None,
-    threshold: float | None,
-) -> ComparisonSettings:
-    if max_new_tokens is None or temperature is None or policy is None or num_drafts is None:
-        raise ComparisonError("a setting is empty; fill it in, or load the page again for the defaults")
-    chosen = None if policy == OWN_POLICY else policy
-    return ComparisonSettings(
-        temperature=temperature,
-        max_new_tokens=int(max_new_tokens),
-        policy=chosen,
-        threshold=threshold if chosen == ThresholdPolicy.name else None,
-        num_assistant_tokens=int(num_drafts) or None,
-        seed=random.randrange(2**32),
-    )
 
 
 def _view(tally: RaceTally, is_last: bool, *, shows_text: bool) -> tuple[Any, ...]:

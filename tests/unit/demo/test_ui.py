@@ -9,7 +9,7 @@ from demo_races import TinyShelf
 
 pytest.importorskip("gradio", reason='needs the extra demo: pip install -e ".[demo]"')
 
-from dspark_hf.demo import ui  # noqa: E402  # after the check for gradio
+from dspark_hf.demo import filled_in, ui  # noqa: E402  # after the check for gradio
 from dspark_hf.demo.service import DemoService  # noqa: E402
 from dspark_hf.demo.shelf import BUNDLED, Limits  # noqa: E402
 from dspark_hf.evaluation import ComparisonError  # noqa: E402
@@ -144,11 +144,11 @@ def test_where_names_are_listed_only_those_can_be_chosen():
 
 
 def test_a_threshold_is_passed_under_its_policy_only():
-    assert ui._comparison(64, 0.0, ui.OWN_POLICY, 0, 0.4).threshold is None
-    asked = ui._comparison(64.0, 0.7, "threshold", 3, 0.4)
+    assert filled_in.comparison(64, 0.0, ui.OWN_POLICY, 0, 0.4).threshold is None
+    asked = filled_in.comparison(64.0, 0.7, "threshold", 3, 0.4)
     assert (asked.threshold, asked.num_assistant_tokens, asked.max_new_tokens) == (0.4, 3, 64)
     with pytest.raises(ComparisonError, match="policy must be one of"):
-        ui._comparison(64, 0.0, "best", 0, 0.4)
+        filled_in.comparison(64, 0.0, "best", 0, 0.4)
 
 
 def test_examples_are_distinct_and_short():
