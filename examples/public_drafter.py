@@ -1,4 +1,4 @@
-"""Load a drafter that another project trained: DeepSpec's format for Qwen3 targets, from a folder or the Hub.
+"""Load a drafter that another project trained: DeepSpec, speculators, SpecForge or z-lab; from a folder or the Hub.
 
     python examples/public_drafter.py --target Qwen/Qwen3-4B --drafter path/or/hub-id
 
@@ -32,5 +32,5 @@ output = target.generate(
 print(tokenizer.decode(output.sequences[0], skip_special_tokens=True))
 print(f"{output.speculation.tau:.2f} tokens a round")
 
-# As this package saves it: without the copies of the target's embedding and head that DeepSpec stores.
+# As this package saves it: without copies of the target's embedding and head.
 # drafter.save_pretrained("my-drafter")

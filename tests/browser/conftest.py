@@ -53,14 +53,24 @@ def outside(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def server(playwright, outside, tmp_path_factory):
+def new_port():
+    """Finds free ports: gradio, told none, tries one after the other and leaves the sockets of used ones open."""
+
+    def find():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def server(playwright, outside, tmp_path_factory, new_port):
     """Address of `dspark demo --offline` with SmolLM2, on one thread: the browser needs the other processor."""
     from dspark_hf import zoo
 
     zoo.resolve("smollm2-135m-instruct")  # fetched here: the server may not
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = new_port()
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE / "outside"), os.environ.get("PYTHONPATH", "")]),

@@ -16,7 +16,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def full_server(playwright, monkeypatch):
+def full_server(playwright, monkeypatch, new_port):
     """A page whose races take seconds and where one visitor may wait."""
     from dspark_hf.demo import ui
     from dspark_hf.demo.service import DemoService
@@ -31,7 +31,7 @@ def full_server(playwright, monkeypatch):
     monkeypatch.setattr(target, "forward", slow)
     monkeypatch.setattr(ui, "MAX_WAITING", 1)
     demo = ui.build_demo(DemoService(TinyShelf(target)), target="tiny")
-    _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, **ui.launch_options())
+    _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, server_port=new_port(), **ui.launch_options())
     yield address.rstrip("/")
     demo.close()
 
@@ -42,7 +42,10 @@ def test_who_finds_the_queue_full_is_told_and_may_try_again(full_server, open_vi
         visitor.page.get_by_label("Prompt").first.fill("w5 w9 w3")
         visitor.page.locator("#race-run").click()
         visitor.page.wait_for_timeout(300)
-    told = [visitor for visitor in visitors if visitor.page.locator("#race-status [role=alert]").count()]
+    due_s, told = time.monotonic() + 15, []
+    while not told and time.monotonic() < due_s:
+        visitors[-1].page.wait_for_timeout(200)
+        told = [visitor for visitor in visitors if visitor.page.locator("#race-status [role=alert]").count()]
     assert told and visitors[0] not in told
     assert "Too many visitors are waiting" in told[0].page.locator("#race-status").inner_text()
     visitors[0].page.locator("#race-stop").click()

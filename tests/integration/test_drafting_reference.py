@@ -7,6 +7,7 @@ as context, and puts the block at the anchor's position.
 
 import pytest
 import torch
+from batches import ragged
 from reference import block_hidden, double_weights, greedy_block
 from tiny import greedy, random_ids, tiny_drafter, tiny_target
 
@@ -115,3 +116,50 @@ def test_rounds_of_other_layouts_equal_the_reference(rounds, layout, options):
         num_slots = block.tokens.shape[1]
         assert block.tokens[0].tolist() == drafts[:num_slots]
         assert block.confidence_logits[0].tolist() == pytest.approx(confidences[:num_slots], abs=1e-4)
+
+
+ROW_LAYOUTS = LAYOUTS | {
+    "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    "gemma4": {
+        "layer_style": "gemma4", "attention_k_eq_v": True, "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ROW_LAYOUTS)
+@pytest.mark.parametrize("options", [{"verification_layout": "padded"}, {"verification_layout": "flat"}], ids=str)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_rows_of_a_batch_draft_what_they_draft_alone(monkeypatch, layout, options, attention):
+    seen, original, paddings = [], candidate_generator.draft_block, [6, 0, 4]
+
+    def spy(drafter, hidden, base_logits, prefix_ids, *args, **kwargs):
+        block = original(drafter, hidden, base_logits, prefix_ids, *args, **kwargs)
+        if isinstance(prefix_ids, torch.Tensor):
+            texts = [prefix_ids[0]]
+        else:
+            places = zip(prefix_ids.ids, prefix_ids.rows, prefix_ids.lengths, strict=True)
+            texts = [ids[paddings[row] : length] for ids, row, length in places]
+        numbers = zip(texts, block.tokens, block.confidence_logits, strict=True)
+        seen.extend((tuple(text.tolist()), tokens.tolist(), logits) for text, tokens, logits in numbers)
+        return block
+
+    monkeypatch.setattr(candidate_generator, "draft_block", spy)
+    target, inputs = tiny_target(), ragged([3, 9, 5])
+    drafter = tiny_drafter(target, **ROW_LAYOUTS[layout])
+    drafter.set_attn_implementation(attention)
+    texts = greedy(target, **inputs, max_new_tokens=14, assistant_model=drafter, **options)
+    together = list(seen)
+    seen.clear()
+    for text, padding in zip(texts, paddings, strict=True):
+        greedy(target, text[None, padding:9], max_new_tokens=14, assistant_model=drafter)
+    alone = {text: numbers for text, *numbers in seen}
+    # With others a row drafts also where it has no room for a draft.
+    assert len(alone) > 30 and {text for text, *_ in together} >= set(alone)
+    for text, tokens, logits in together:
+        if text not in alone:
+            continue
+        num_slots = min(len(tokens), len(alone[text][0]))
+        assert tokens[:num_slots] == alone[text][0][:num_slots]
+        torch.testing.assert_close(logits[:num_slots], alone[text][1][:num_slots], atol=1e-4, rtol=0)

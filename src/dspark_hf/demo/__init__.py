@@ -9,5 +9,6 @@ shelf      target and drafters by name, kept between races, within limits
 service    requests in, tallies out; errors as one line
 tally      events added up
 bars, render   tallies as HTML
+filled_in  what a visitor filled in, as a request
 ui         the page; the only module that imports gradio
 """

@@ -25,6 +25,7 @@ from .turns import RaceStopped
 
 # What one visitor may ask for.
 MAX_PROMPT_TOKENS = 1024
+MAX_PROMPT_CHARACTERS = 6000
 MAX_NEW_TOKENS = 256
 MAX_ROWS = 16
 
@@ -58,6 +59,8 @@ class RaceRequest:
     def __post_init__(self) -> None:
         if not self.prompts or not all(prompt.strip() for prompt in self.prompts):
             raise ComparisonError("the prompt is empty; write one, or choose an example")
+        if (length := max(map(len, self.prompts))) > MAX_PROMPT_CHARACTERS:
+            raise ComparisonError(f"a prompt may have at most {MAX_PROMPT_CHARACTERS} characters, got {length}")
         if len(self.prompts) > MAX_ROWS:
             raise ComparisonError(f"a batch may have at most {MAX_ROWS} rows, got {len(self.prompts)}")
         num_new = self.settings.max_new_tokens

@@ -26,6 +26,9 @@ DEFAULT_TARGET = "smollm2-135m-instruct"
 SPACE_TARGETS = (DEFAULT_TARGET,)
 SPACE_MAX_GB = 4.0
 
+# A target may be stored in either, and a limit must not be got round by the other.
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+
 # Drafters kept at once; the target is one.
 MAX_DRAFTERS = 4
 
@@ -40,7 +43,7 @@ class Limits:
 
     Attributes:
         targets, drafters: Names; None: any, folders included. The bundled drafter and an untrained one always may.
-        max_gb: Largest checkpoint, 10^9 bytes of safetensors; None: any.
+        max_gb: Largest checkpoint, 10^9 bytes of weights; None: any.
     """
 
     targets: tuple[str, ...] | None = None
@@ -103,14 +106,14 @@ def _positive(text: str) -> float:
 def _size_gb(name: str, role: Role) -> float:
     source = Path(zoo.resolve(name)).expanduser()
     if source.is_dir():
-        return sum(file.stat().st_size for file in source.glob("*.safetensors")) / 1e9
+        return sum(file.stat().st_size for file in source.iterdir() if file.suffix in _WEIGHT_SUFFIXES) / 1e9
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # whatever is wrong with the Hub or the name, the way out is one
         raise ComparisonError(
             f"the Hub did not tell the size of {role} {name!r}; try again, or choose another"
         ) from error
-    files = [file for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
+    files = [file for file in info.siblings or () if file.rfilename.endswith(_WEIGHT_SUFFIXES)]
     return sum(file.size or 0 for file in files) / 1e9
 
 

@@ -1,6 +1,5 @@
 """The page. Everything that is not layout is in the other modules."""
 
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,11 +11,11 @@ import gradio as gr
 from ..config_rules import VERIFICATION_POLICIES
 from ..decoding.policies.simple import ThresholdPolicy
 from ..errors import DSparkError
-from ..evaluation.settings import ComparisonSettings
 from ..prompts import demo_prompts
 from . import render
+from .filled_in import OWN_POLICY, PLAIN, against_plain, drafters_request, race_request
 from .race import readable
-from .service import MAX_NEW_TOKENS, DemoService, RaceRequest, new_tally, rows_from
+from .service import MAX_NEW_TOKENS, MAX_PROMPT_CHARACTERS, DemoService, RaceRequest, new_tally, rows_from
 from .shelf import BUNDLED, DEFAULT_TARGET, UNTRAINED, Role
 from .tally import LaneTally, RaceTally
 from .visits import Visits
@@ -27,10 +26,9 @@ MAX_WAITING = 16
 
 BATCH_SIZES = (2, 4, 8, 16)
 MAX_DRAFTS = 16
-OWN_POLICY = "the drafter's own"
 
-_PLAIN = "plain"
-_QUEUE_IS_FULL = "Too many visitors are waiting; try again in a minute."
+# What the queue refuses and what fails outside a race look the same from here.
+_DID_NOT_RUN = "Too many visitors are waiting, or the server has a fault; try again in a minute."
 
 _CSS = Path(__file__).with_name("style.css")
 _INTRO = """# DSpark: the same text in less time
@@ -42,10 +40,17 @@ _DRAFTERS = "One prompt, two drafters. A poor drafter costs time; the text stays
 
 
 def launch_options() -> dict[str, Any]:
-    """What belongs to `launch()`; system fonts, so that no page asks anybody for one."""
+    """What belongs to `launch()`; system fonts, so that no page asks anybody for one, and no uploads."""
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     theme = gr.themes.Default(primary_hue="green", **fonts)
-    return {"css_paths": [_CSS], "theme": theme, "footer_links": [], "share": False, "ssr_mode": False}
+    return {
+        "css_paths": [_CSS],
+        "theme": theme,
+        "footer_links": [],
+        "share": False,
+        "ssr_mode": False,
+        "max_file_size": 1,
+    }
 
 
 def build_demo(
@@ -58,7 +63,7 @@ def build_demo(
         races: Runs races in place of `service.tallies`.
     """
     page = _Page(service, races or service.tallies)
-    with gr.Blocks(title="DSpark", analytics_enabled=None) as demo:
+    with gr.Blocks(title="DSpark", analytics_enabled=False) as demo:
         gr.Markdown(_INTRO)
         page.settings(target, drafter)
         with gr.Tabs():
@@ -115,9 +120,9 @@ class _Page:
         """Plain against DSpark on one prompt."""
         gr.Markdown(_RACE)
         prompt = self._prompt()
-        outputs = self._lanes(_PLAIN, "DSpark", run="Race", elem="race")
+        outputs = self._lanes(PLAIN, "DSpark", run="Race", elem="race")
         inputs = [prompt, self._drafter, *self._settings]
-        self._connect("race", self._race_request, inputs, outputs)
+        self._connect("race", race_request, inputs, outputs)
 
     def drafters_tab(self, drafter: str) -> None:
         """Two drafters on one prompt."""
@@ -127,18 +132,18 @@ class _Page:
             one = self._drafters("Drafter A", drafter)
             other = self._drafters("Drafter B", UNTRAINED)
         outputs = self._lanes("A", "B", run="Compare", elem="drafters")
-        self._connect("drafters", _drafters_request, [prompt, one, other, *self._settings], outputs)
+        self._connect("drafters", drafters_request, [prompt, one, other, *self._settings], outputs)
 
     def batch_tab(self) -> None:
         """Plain against DSpark on several prompts together."""
         gr.Markdown(_BATCH)
         size = gr.Radio(list(BATCH_SIZES), value=BATCH_SIZES[1], label="Batch size", info="Rows: the examples in turn")
-        outputs = self._lanes(_PLAIN, "DSpark", run="Run the batch", elem="batch", shows_text=False)
+        outputs = self._lanes(PLAIN, "DSpark", run="Run the batch", elem="batch", shows_text=False)
         self._connect("batch", self._batch_request, [size, self._drafter, *self._settings], outputs, shows_text=False)
 
     def _prompt(self) -> gr.Textbox:
         examples = list(self._examples.items())
-        prompt = gr.Textbox(examples[0][1], label="Prompt", lines=2, max_lines=8, max_length=6000)
+        prompt = gr.Textbox(examples[0][1], label="Prompt", lines=2, max_lines=8, max_length=MAX_PROMPT_CHARACTERS)
         labels = [label for label, _ in examples]
         gr.Examples([[text] for _, text in examples], [prompt], example_labels=labels, label="Examples")
         return prompt
@@ -165,7 +170,7 @@ class _Page:
         with gr.Row(elem_classes=["ds-lanes"] if shows_text else ["ds-lanes", "ds-batch"]):
             places = [
                 gr.HTML(
-                    render.lane(LaneTally(name, is_speculative=name != _PLAIN), shows_text=shows_text),
+                    render.lane(LaneTally(name, is_speculative=name != PLAIN), shows_text=shows_text),
                     elem_id=f"{elem}-lane-{number}",
                 )
                 for number, name in enumerate((one, other))
@@ -207,7 +212,7 @@ class _Page:
         begun = run.click(begin, None, [run, stop, status], queue=False, api_visibility="private")
 
         def give_back() -> tuple[Any, Any, str]:
-            return gr.Button(interactive=True), gr.Button(interactive=False), _error(_QUEUE_IS_FULL)
+            return gr.Button(interactive=True), gr.Button(interactive=False), _error(_DID_NOT_RUN)
 
         raced = begun.success(
             race,
@@ -238,34 +243,12 @@ class _Page:
             yield view(tally, False)
         yield view(tally, True)
 
-    def _race_request(self, prompt: str, drafter: str, target: str, *settings: Any) -> RaceRequest:
-        return RaceRequest(((_PLAIN, None), ("DSpark", drafter)), (prompt,), _comparison(*settings), target)
-
-    def _batch_request(self, size: int, drafter: str, target: str, *settings: Any) -> RaceRequest:
+    def _batch_request(self, size: int, drafter: str | None, target: str | None, *settings: Any) -> RaceRequest:
         prompts = rows_from(list(self._examples.values()), int(size))
-        lanes = ((_PLAIN, None), ("DSpark", drafter))
-        return RaceRequest(lanes, prompts, _comparison(*settings), target)
+        return against_plain(prompts, drafter, target, *settings)
 
 
 _UNCHANGED = (gr.skip(), gr.skip(), gr.skip())
-
-
-def _drafters_request(prompt: str, one: str, other: str, target: str, *settings: Any) -> RaceRequest:
-    return RaceRequest(((f"A: {one}", one), (f"B: {other}", other)), (prompt,), _comparison(*settings), target)
-
-
-def _comparison(
-    max_new_tokens: float, temperature: float, policy: str, num_drafts: float, threshold: float
-) -> ComparisonSettings:
-    chosen = None if policy == OWN_POLICY else policy
-    return ComparisonSettings(
-        temperature=temperature,
-        max_new_tokens=int(max_new_tokens),
-        policy=chosen,
-        threshold=threshold if chosen == ThresholdPolicy.name else None,
-        num_assistant_tokens=int(num_drafts) or None,
-        seed=random.randrange(2**32),
-    )
 
 
 def _view(tally: RaceTally, is_last: bool, *, shows_text: bool) -> tuple[Any, ...]:

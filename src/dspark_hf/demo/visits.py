@@ -16,9 +16,13 @@ class Visits:
             self._switches[visitor, tab] = threading.Event()
 
     def switch(self, visitor: str, tab: str) -> threading.Event:
-        """The switch of the race that was asked for last, set once it is to stop."""
+        """The switch of the race that was asked for last, set once it is to stop, and for who has left meanwhile."""
         with self._lock:
-            return self._switches.setdefault((visitor, tab), threading.Event())
+            switch = self._switches.get((visitor, tab))
+        if switch is None:
+            switch = threading.Event()
+            switch.set()
+        return switch
 
     def stop(self, visitor: str, tab: str) -> None:
         """Stop the visitor's race of this tab, if there is one."""

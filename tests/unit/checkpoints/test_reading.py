@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from foreign import BLOCK, FIXTURES, VOCAB, deepspec, deepspec_gemma4, specforge, speculators, zlab
+from tiny import tiny_drafter, tiny_target
 
 from dspark_hf import CheckpointFormatError, DSparkConfig, DSparkConfigError, DSparkDraftModel
 from dspark_hf.checkpoints import fields
@@ -247,3 +248,11 @@ def test_legacy_names_are_not_written_again(tmp_path):
 
     with safe_open(tmp_path / "ours" / "model.safetensors", framework="pt") as file:
         assert not [name for name in file.keys() if "logit_head" in name]  # noqa: SIM118
+
+
+def test_a_factor_that_is_no_number_is_refused_though_nothing_trains_it(tmp_path):
+    drafter = tiny_drafter(tiny_target(), layer_style="gemma4")
+    drafter.layers[1].layer_scalar.fill_(float("nan"))
+    drafter.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointFormatError, match=r"hold NaN or infinity, among them \['layers.1.layer_scalar'\]"):
+        DSparkDraftModel.from_pretrained(tmp_path)

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import runpy
+import socket
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -70,6 +71,26 @@ def test_without_gradio_the_message_says_what_to_install(monkeypatch):
 def test_bad_options_end_in_one_line(arguments, words):
     done = run(*arguments)
     assert done.exit_code == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+@needs_gradio
+def test_an_address_that_cannot_be_had_is_told_before_anything_is_loaded(tiny):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = run("--target", "tiny", "--port", str(port))
+        assert done.exit_code == 2 and "Address already in use" in done.stderr and f"127.0.0.1:{port}" in done.stderr
+    done = run("--target", "tiny", "--host", "203.0.113.7")
+    assert done.exit_code == 2 and "got '203.0.113.7'" in done.stderr
+    assert not tiny.asked and not tiny.launched
+
+
+@needs_gradio
+def test_who_lets_others_in_is_told_that_they_may_load_anything(tiny):
+    assert "any model" not in run("--target", "tiny").stderr
+    done = run("--target", "tiny", "--host", "0.0.0.0")
+    assert done.exit_code == 0 and "can have any model loaded" in done.stderr and "DSPARK_DEMO_TARGETS" in done.stderr
+    os.environ |= {"DSPARK_DEMO_TARGETS": "tiny", "DSPARK_DEMO_DRAFTERS": "a/b"}
+    assert "any model" not in run("--target", "tiny", "--host", "0.0.0.0").stderr
 
 
 @needs_gradio

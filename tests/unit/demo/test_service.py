@@ -157,11 +157,12 @@ def lent_gpu(calls):
 
 def test_on_a_lent_gpu_a_race_runs_inside_the_wrapped_function():
     calls = []
-    shelf = TinyShelf()
+    shelf = TinyShelf(broken={"odd": KeyError("x")})
     races = races_on_lent_gpu(DemoService(shelf), lent_gpu(calls))
     assert calls == []
     tally = last(races(request_of(), threading.Event()))
     assert tally.is_complete and calls == [60]
+    assert "KeyError" in last(races(request_of(target="odd"), threading.Event())).error and calls == [60]
 
 
 def test_on_a_lent_gpu_wrong_names_cost_no_gpu_and_a_switch_stops():

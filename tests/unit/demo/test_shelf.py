@@ -88,6 +88,9 @@ def test_too_large_folders_and_repositories_are_refused_before_loading(folder, m
     Limits(max_gb=3.5).check("owner/name", "drafter")
     with pytest.raises(ComparisonError, match="has 3.0 GB of weights, and at most 2.5 GB"):
         Limits(max_gb=2.5).check("owner/name", "drafter")
+    files[0].rfilename = "pytorch_model.bin"
+    with pytest.raises(ComparisonError, match="has 3.0 GB of weights"):
+        Limits(max_gb=2.5).check("owner/name", "target")
 
 
 def test_an_unknown_size_is_refused(monkeypatch):

@@ -9,7 +9,7 @@ from demo_races import TinyShelf
 
 pytest.importorskip("gradio", reason='needs the extra demo: pip install -e ".[demo]"')
 
-from dspark_hf.demo import ui  # noqa: E402  # after the check for gradio
+from dspark_hf.demo import filled_in, ui  # noqa: E402  # after the check for gradio
 from dspark_hf.demo.service import DemoService  # noqa: E402
 from dspark_hf.demo.shelf import BUNDLED, Limits  # noqa: E402
 from dspark_hf.evaluation import ComparisonError  # noqa: E402
@@ -67,12 +67,44 @@ def test_a_batch_shows_budgets(page):
         (("w5", BUNDLED, "tiny", 9999, *SETTINGS[1:]), "at most 256"),
         (("w5", BUNDLED, "tiny", 8, 0.0, "block", 0, 0.4), "step times of this machine"),
         (("w5", BUNDLED, "tiny", 8, 0.0, "full", 16, 0.4), "at most 4, this drafter"),
+        ((None, BUNDLED, "tiny", *SETTINGS), "the prompt is empty"),
+        (("w" * 6001, BUNDLED, "tiny", *SETTINGS), "at most 6000 characters, got 6001"),
+        # Boxes that were cleared.
+        (("w5", None, "tiny", *SETTINGS), "no drafter is chosen"),
+        (("w5", " ", "tiny", *SETTINGS), "no drafter is chosen"),
+        (("w5", BUNDLED, None, *SETTINGS), "no target is chosen"),
+        (("w5", BUNDLED, "tiny", None, *SETTINGS[1:]), "a setting is empty"),
+        (("w5", BUNDLED, "tiny", 8, None, *SETTINGS[2:]), "a setting is empty"),
+        (("w5", BUNDLED, "tiny", 8, 0.0, None, 0, 0.4), "a setting is empty"),
+        (("w5", BUNDLED, "tiny", 8, 0.0, ui.OWN_POLICY, None, 0.4), "a setting is empty"),
     ],
 )
 def test_an_error_is_shown_and_the_button_comes_back(page, values, words):
     run, stop, status, *_ = texts_of(page, "race", *values)[-1]
     assert words in status and 'role="alert"' in status
     assert run.interactive is True and stop.interactive is False
+
+
+def test_a_cleared_box_is_no_second_drafter_either(page):
+    *_, status, _, _, _ = texts_of(page, "drafters", "w5", BUNDLED, None, "tiny", *SETTINGS)[-1]
+    assert "no drafter is chosen" in status
+
+
+def test_spaces_around_a_name_do_not_count(page):
+    *_, results = texts_of(page, "race", "w5 w9 w3", f" {BUNDLED} ", "tiny", *SETTINGS)[-1]
+    assert "the same, token for token" in results
+
+
+def test_who_left_while_waiting_has_no_race(page):
+    handler(page, "race", "begin")(VISITOR)
+    {function.name: function.fn for function in page.fns.values()}["leave"](VISITOR)
+    *_, (_, _, status, plain, *_) = handler(page, "race", "race")(VISITOR, "w5", BUNDLED, "tiny", *SETTINGS)
+    assert "Stopped" in status and "0 tokens" in plain
+
+
+def test_nothing_is_sent_to_gradio_and_nothing_taken_from_visitors(page):
+    assert page.analytics_enabled is False
+    assert ui.launch_options()["max_file_size"] == 1
 
 
 def test_stopping_and_leaving_end_the_visitors_race_only(page):
@@ -112,11 +144,11 @@ def test_where_names_are_listed_only_those_can_be_chosen():
 
 
 def test_a_threshold_is_passed_under_its_policy_only():
-    assert ui._comparison(64, 0.0, ui.OWN_POLICY, 0, 0.4).threshold is None
-    asked = ui._comparison(64.0, 0.7, "threshold", 3, 0.4)
+    assert filled_in.comparison(64, 0.0, ui.OWN_POLICY, 0, 0.4).threshold is None
+    asked = filled_in.comparison(64.0, 0.7, "threshold", 3, 0.4)
     assert (asked.threshold, asked.num_assistant_tokens, asked.max_new_tokens) == (0.4, 3, 64)
     with pytest.raises(ComparisonError, match="policy must be one of"):
-        ui._comparison(64, 0.0, "best", 0, 0.4)
+        filled_in.comparison(64, 0.0, "best", 0, 0.4)
 
 
 def test_examples_are_distinct_and_short():
