@@ -21,6 +21,8 @@ def check_calibration(case: Case) -> tuple[str, list[Finding]]:
     config = case.drafter.config
     if not config.enable_confidence_head:
         raise NotExamined("the drafter has no confidence head")
+    if case.causes:  # estimates cannot hold where drafts fail for a reason of their own
+        raise NotExamined(f"mend first: {case.causes[0]}")
     fitted: Mapping[str, Any] = config.calibration or {}
     findings = [] if fitted else [_absent(case)]
     told = []

@@ -163,7 +163,7 @@ def check_features(case: Case) -> tuple[str, list[Finding]]:
         Finding(
             "the drafter makes nothing of this target's features: with those of other positions it accepts as much. "
             "It was trained with another target (of the same sizes), with its layers in another order, or not at all",
-            f"{told}; by blocks, that is within chance",
+            f"{told}; that is within chance, or next to nothing",
             "load the target that it was trained with: its card or training_report.json names it; one that was never "
             "trained has to be: `dspark train`",
             evidence=probing.feature_gain,

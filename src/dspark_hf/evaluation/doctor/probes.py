@@ -27,6 +27,8 @@ from .evidence import Evidence, jackknife, stretches
 from .findings import NotExamined
 
 MAX_MASK_CANDIDATES = 8
+# Features that raise acceptance by less than this, in points, are not read, however sure the gain is.
+NEGLIGIBLE_POINTS = 1.0
 # Of the one-sided test whether features help at all: 99 %.
 _FEW_STANDARD_ERRORS = 2.33
 
@@ -208,15 +210,18 @@ def block_tokens(text: ReplayedText) -> Tensor:
 def _reads_features(case: Case, drafter: DSparkDraftModel, own: Sequence[ReplayedText]) -> tuple[bool, Evidence]:
     """Whether acceptance needs the features to be those of their positions.
 
-    Blocks are taken for independent, which makes small gains count: who gains nothing by that measure reads nothing.
+    Blocks are taken for independent, which makes small gains count: who gains nothing by that measure reads nothing,
+    and neither does who surely gains next to nothing.
     """
     replay = Replay(case.target, case.greedy.texts, alter_features=_misplaced, is_soft=True)
     other = replay.run(drafter)
     differences = torch.cat([(a.acceptance - b.acceptance).sum(dim=1) for a, b in zip(own, other, strict=True)])
+    evidence = gain(own, other)
     if len(differences) < 2:
-        return True, gain(own, other)
+        return True, evidence
     error = float(differences.std()) / math.sqrt(len(differences))
-    return float(differences.mean()) > _FEW_STANDARD_ERRORS * error, gain(own, other)
+    is_something = evidence.high is None or evidence.high > NEGLIGIBLE_POINTS
+    return is_something and float(differences.mean()) > _FEW_STANDARD_ERRORS * error, evidence
 
 
 def _misplaced(features: Tensor) -> Tensor:
