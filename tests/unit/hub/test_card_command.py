@@ -45,6 +45,16 @@ def test_a_card_somewhere_else_finds_the_figures(tmp_path):
     assert "](../mine/reports/training.png)" in text and not (folder / "README.md").exists()
 
 
+def test_a_card_that_cannot_be_written_is_said(folder, tmp_path):
+    code, _, err = run(folder, "--output", tmp_path / "absent" / "x.md")
+    assert code == 2 and "its folder does not exist; create it first" in err
+
+
+def test_a_card_names_a_way_to_install_that_exists(folder):
+    text = render_card(folder)
+    assert "pip install ." in text and "pip install dspark" not in text
+
+
 def test_a_card_by_hand_stays_unless_it_may_go(folder):
     (folder / "README.md").write_text("# mine\n")
     code, _, err = run(folder)

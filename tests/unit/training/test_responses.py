@@ -390,8 +390,15 @@ def test_prompts_that_cannot_be_answered_are_skipped_and_counted(target, tmp_pat
 
 def test_prompts_leave_room_for_the_answer_in_the_targets_positions(target, tmp_path):
     settings = ResponseSettings(max_new_tokens=1020, max_prompt_tokens=1000)
-    with pytest.raises(TrainingDataError, match="longer than 4 tokens"):
+    with pytest.raises(
+        TrainingDataError, match="longer than 4 tokens; check the data, or lower --max-new-tokens: .*1024 pos"
+    ):
         write_responses(target, LetterTokenizer(), prompts("abcde"), tmp_path / "a.jsonl", settings)
+    short = ResponseSettings(max_new_tokens=2, max_prompt_tokens=4)
+    with pytest.raises(TrainingDataError, match="longer than 4 tokens; check the data, or raise --max-prompt-tokens$"):
+        write_responses(target, LetterTokenizer(), prompts("abcde"), tmp_path / "a.jsonl", short)
+    with pytest.raises(TrainingDataError, match="0 are longer than 4 tokens; check the data$"):
+        write_responses(target, LetterTokenizer(), prompts(""), tmp_path / "a.jsonl", short)
 
 
 def test_misuse_is_refused_before_anything_is_written(target, tmp_path):
