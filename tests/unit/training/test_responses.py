@@ -19,6 +19,7 @@ from dspark_hf.training.response_prompts import load_prompt_dataset
 from dspark_hf.training.response_settings import ResponseSettings
 from dspark_hf.training.response_writer import settings_path
 from dspark_hf.training.responses import write_responses
+from dspark_hf.training.responses_command import run_train_data
 from dspark_hf.training.row_cache import can_refill
 
 MAX_NEW = 14
@@ -415,6 +416,10 @@ def test_misuse_is_refused_before_anything_is_written(target, tmp_path):
     with pytest.raises(TrainingDataError, match="token id 61, outside"):
         write_responses(target, ForeignTokenizer(), TEXTS, tmp_path / "a.jsonl", SETTINGS)
     (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingDataError, match="cannot be written"):  # before the target is looked for
+        run_train_data("/absent/model", "absent.jsonl", tmp_path / "file" / "a.jsonl")
+    with pytest.raises(TrainingDataError, match="absent.jsonl"):  # one source, not a list of letters
+        run_train_data("/absent/model", str(tmp_path / "absent.jsonl"), tmp_path / "a.jsonl")
     with pytest.raises(TrainingDataError, match="cannot be written"):
         write_responses(target, LetterTokenizer(), TEXTS, tmp_path / "file" / "a.jsonl", SETTINGS)
     assert {path.name for path in tmp_path.iterdir()} == {"file"}
