@@ -19,8 +19,11 @@ target = zoo.load_target(args.target)
 tokenizer = zoo.load_tokenizer(args.target)
 drafter = DSparkDraftModel.from_pretrained(args.drafter) if args.drafter else zoo.load_drafter(args.target)
 
-messages = [{"role": "user", "content": args.prompt}]
-inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+if tokenizer.chat_template:
+    messages = [{"role": "user", "content": args.prompt}]
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+else:  # a base model
+    inputs = tokenizer(args.prompt, return_tensors="pt")
 sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
 output = target.generate(
     **inputs,

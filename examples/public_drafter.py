@@ -6,8 +6,10 @@ The format is recognised by what config.json says. Only safetensors are read, an
 """
 
 import argparse
+import sys
 
 from dspark_hf import DSparkDraftModel, zoo
+from dspark_hf.errors import DSparkError
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--target", required=True, help="folder or Hub id of the model that the drafter was trained for")
@@ -16,9 +18,12 @@ parser.add_argument("--prompt", default="Tom has 5 apples and buys 7 more. How m
 parser.add_argument("--max-new-tokens", type=int, default=64)
 args = parser.parse_args()
 
-target = zoo.load_target(args.target, "auto")
-tokenizer = zoo.load_tokenizer(args.target)
-drafter = DSparkDraftModel.from_pretrained(args.drafter, dtype=target.dtype).to(target.device)
+try:
+    target = zoo.load_target(args.target, "auto")
+    tokenizer = zoo.load_tokenizer(args.target)
+    drafter = DSparkDraftModel.from_pretrained(args.drafter, dtype=target.dtype).to(target.device)
+except (DSparkError, OSError) as error:  # no such folder, no connection to the Hub, a format that is not read
+    sys.exit(f"error: {error}")
 
 config = drafter.config
 head = f"{config.markov_head_type}, rank {config.markov_rank}" if config.markov_rank else "none (parallel drafts)"

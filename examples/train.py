@@ -26,7 +26,7 @@ args = parser.parse_args()
 # 1. What a drafter learns is what its own target says.
 answers = args.output.with_name(f"{args.output.name}-answers.jsonl")
 summary = run_train_data(args.target, [args.prompts], answers, max_new_tokens=args.max_new_tokens)
-print(f"{summary.num_answers} answers with {summary.num_response_tokens} tokens in {answers}")
+print(f"{summary.num_answers} answers with {summary.num_response_tokens} tokens made, {summary.num_resumed} were there")
 
 # 2. Train; a part of the prompts is kept aside, and accepted length on it is shown as it grows.
 request = TrainingRequest(

@@ -59,3 +59,4 @@ def card_command(
     if not is_current:
         typer.echo(f"{path} is not what `dspark card` writes; run it without --check", err=True)
         raise typer.Exit(EXIT_DIFFERENT)
+    typer.echo(f"{path} is up to date")

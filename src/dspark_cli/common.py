@@ -1,8 +1,9 @@
 """What all commands share: exit codes, options, and errors as one line."""
 
+import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,8 @@ EXIT_INTERRUPTED = 130
 TargetOption = Annotated[str, typer.Option(help="Folder, Hub id, or smollm2-135m-instruct.")]
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: CUDA where there is one.")]
 ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads. Default: torch's choice.")]
+# More threads than this a CPU only gain switching; far more cannot be started, in the middle of loading a model.
+MAX_THREADS_PER_CPU = 4
 JsonOption = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Write every number, with provenance, to FILE."),
@@ -32,7 +35,9 @@ def set_up_torch(threads: int | None) -> None:
     import torch
     import transformers
 
-    require(threads is None or threads >= 1, "threads", threads, ">= 1")
+    num_cpus = os.cpu_count() or 1
+    most = MAX_THREADS_PER_CPU * num_cpus
+    require(threads is None or 1 <= threads <= most, "--threads", threads, f"from 1 to {most} on {num_cpus} CPUs")
     if threads is not None:
         torch.set_num_threads(threads)
     if not sys.stderr.isatty():
@@ -56,12 +61,16 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
 
 
 @contextmanager
-def readable_errors(debug: bool, when_interrupted: str) -> Iterator[None]:
-    """Turn errors that a user can mend into one line on stderr, and Ctrl-C into its exit code."""
+def readable_errors(debug: bool, when_interrupted: str | Callable[[], str]) -> Iterator[None]:
+    """Turn errors that a user can mend into one line on stderr, and Ctrl-C into its exit code.
+
+    Args:
+        when_interrupted: What to say then, or what finds that out.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(when_interrupted, err=True)
+        typer.echo(when_interrupted if isinstance(when_interrupted, str) else when_interrupted(), err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except Exception as error:
         if not _is_users_to_mend(error):

@@ -21,6 +21,9 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from dspark_hf import DSparkDraftModel
     from dspark_hf.evaluation import ComparisonReport, ComparisonSettings
     from dspark_hf.prompts import Prompt
 
@@ -95,8 +98,10 @@ def compare_command(
         check_output(json_file)
         set_up_torch(threads)
         prompts = _read_prompts(prompts_file, num_prompts)
-        report, is_interrupted = _measure(target, drafter, dtype, device, prompts, settings)
+        report, is_interrupted, profile_hint = _measure(target, drafter, dtype, device, prompts, settings)
         _show(report, json_file)
+        if profile_hint:
+            typer.echo(profile_hint)
     if is_interrupted:
         typer.echo("interrupted: the numbers cover the prompts finished before", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -110,14 +115,15 @@ def _measure(
     device: str,
     prompts: "list[Prompt]",
     settings: "ComparisonSettings",
-) -> "tuple[ComparisonReport, bool]":
-    """The report, and whether Ctrl-C cut it short."""
+) -> "tuple[ComparisonReport, bool, str]":
+    """The report, whether Ctrl-C cut it short, and what may help where the drafter slows the target down."""
     from dspark_hf.evaluation import ComparisonInterrupted, compare
     from dspark_hf.evaluation.identity import pair_facts
     from dspark_hf.evaluation.loading import load_drafter, load_target
 
     model, tokenizer = load_target(target, dtype, device)
     loaded = load_drafter(drafter, model, target, tokenizer, seed=settings.seed)
+    is_interrupted = False
     try:
         report = compare(
             model,
@@ -134,8 +140,23 @@ def _measure(
     except ComparisonInterrupted as stop:
         if stop.report is None:
             raise
-        return stop.report, True
-    return report, False
+        report, is_interrupted = stop.report, True
+    ratio = report.speed_ratio.value
+    is_slower = loaded.kind != "untrained" and ratio is not None and ratio < 1
+    return report, is_interrupted, _profile_hint(model, loaded.model) if is_slower else ""
+
+
+def _profile_hint(target: "PreTrainedModel", drafter: "DSparkDraftModel") -> str:
+    """The command that lets policies skip drafts that do not pay, where no profile does so yet."""
+    from dspark_hf.decoding.scheduler import usable_profile
+
+    found = usable_profile(target, drafter, 1)
+    if found.profile is not None:
+        return ""
+    return (
+        f"Slower than plain generation, and {found.why_none}: `{found.command}` measures one, and policy block then "
+        "verifies only as many drafts as pay, none if need be."
+    )
 
 
 def _read_prompts(prompts_file: Path | None, num_prompts: int | None) -> "list[Prompt]":

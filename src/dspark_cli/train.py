@@ -84,7 +84,7 @@ def train_command(
         return
     if not data or output is None:
         raise typer.BadParameter("needs --data and --output; answers are made by `dspark train data`", ctx=context)
-    with readable_errors(debug, "interrupted; the checkpoints written so far are whole"):
+    with readable_errors(debug, lambda: _when_interrupted(output)):
         from dspark_hf.training.recipe import TrainingRequest
         from dspark_hf.training.run import train_drafter
 
@@ -122,6 +122,12 @@ def train_command(
     if not outcome.is_finished:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _when_interrupted(output: Path) -> str:
+    if any((output / "checkpoints").glob("checkpoint-*")):
+        return "interrupted; the checkpoints written so far are whole"
+    return f"interrupted before the first checkpoint: no drafter is in {output}; the same command starts again"
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
@@ -179,7 +185,8 @@ def train_data_command(
             seed=seed,
         )
         typer.echo(
-            f"{summary.num_answers} answers of {summary.num_prompts} prompts in {summary.output}, "
+            f"{summary.num_answers + summary.num_resumed} answers of {summary.num_prompts} prompts in "
+            f"{summary.output}, {summary.num_resumed} of them from before; of the {summary.num_answers} made now: "
             f"{summary.num_response_tokens} tokens, {summary.num_stopped} ended by themselves; skipped "
             f"{summary.num_skipped_unusable} prompts without text and {summary.num_skipped_long} too long ones"
         )

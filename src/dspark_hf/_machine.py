@@ -54,6 +54,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def one_or_more(value: object) -> tuple[str, ...] | None:
+    """One text or path, or a list of them, as a tuple of texts; None for anything else."""
+    values = (value,) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(one, str | os.PathLike) for one in values):
+        return None
+    return tuple(str(one) for one in values)
+
+
 # What commands load a target in; `auto` is the checkpoint's.
 LOADABLE_DTYPES = ("bfloat16", "float32", "auto")
 

@@ -391,6 +391,25 @@ def test_too_few_rounds_are_said(folders, tmp_path, monkeypatch):
     assert not (tmp_path / "out" / "config.json").exists()
 
 
+def test_a_slot_with_too_few_accepted_is_left_as_it_is_and_said(folders, tmp_path, monkeypatch):
+    right = sts._why_unfit
+    monkeypatch.setattr(sts, "_why_unfit", lambda rounds, slot: "too few" if slot == 1 else right(rounds, slot))
+    code, out, err = run(folders, tmp_path / "thin", "--mode", "greedy")
+    assert code == 0, err
+    assert "many rejected prefixes: [2]; a higher --num-proposals records more" in " ".join(out.split())
+    found = json.loads((tmp_path / "thin" / "calibration" / "report.json").read_text())["modes"]["greedy"]
+    assert found["slots_not_fitted"] == [2] and found["temperatures"][1] == 1.0
+
+
+def test_one_source_is_read_as_one(tmp_path):
+    made = CalibrationRequest("t", None, "p.jsonl", str(tmp_path), held_out_prompts="q.jsonl", modes="greedy")
+    assert made == CalibrationRequest("t", None, ("p.jsonl",), tmp_path, ("q.jsonl",), modes=("greedy",))
+    with pytest.raises(CalibrationError, match="prompts must be a source, or a list of them, got 3"):
+        CalibrationRequest("t", None, 3, tmp_path)
+    with pytest.raises(CalibrationError, match="output must be the path of a folder, got None"):
+        CalibrationRequest("t", None, "p.jsonl", None)
+
+
 def test_defaults_of_the_command_are_those_of_the_request():
     parameters = inspect.signature(dspark_cli.calibrate_command).parameters
     fields = inspect.signature(CalibrationRequest).parameters

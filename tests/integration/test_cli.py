@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,25 @@ def test_ctrl_c_before_the_first_prompt(basics, monkeypatch):
     assert err == "interrupted before any prompt was finished\n"
 
 
+def hint(out):
+    return [line for line in out.splitlines() if "dspark profile" in line]
+
+
+@pytest.mark.parametrize(("speed", "is_hinted"), [(0.5, True), (2.0, False)])
+def test_a_slow_pair_without_a_profile_is_told_of_profiles(basics, monkeypatch, tmp_path, speed, is_hinted):
+    monkeypatch.setenv("DSPARK_HF_CACHE", str(tmp_path))
+    right = _Bench._generate
+
+    def timed(self, ids, is_speculative, *args, **kwargs):
+        new, timing, report = right(self, ids, is_speculative, *args, **kwargs)
+        return new, replace(timing, latency_s=1 / speed if is_speculative else 1.0), report
+
+    monkeypatch.setattr(_Bench, "_generate", timed)
+    code, out, _ = run(*basics, "--num-prompts", 2)
+    assert code == 0
+    assert bool(hint(out)) is is_hinted
+
+
 # --- bad input
 
 
@@ -209,7 +229,8 @@ def test_ctrl_c_before_the_first_prompt(basics, monkeypatch):
         (["--target", "no-such-owner/no-such-model"], "the Hub did not deliver it"),
         (["--max-new-tokens", 0], "max_new_tokens must be >= 1, got 0"),
         (["--num-prompts", 0], "num_prompts must be >= 1, got 0"),
-        (["--threads", 0], "threads must be >= 1, got 0"),
+        (["--threads", 0], "--threads must be from 1 to"),
+        (["--threads", 99999], "--threads must be from 1 to"),
         (["--top-p", 0.9], "top_p must be left out when temperature is 0"),
         (["--num-assistant-tokens", 5], "num_assistant_tokens must be at most 4"),
         (["--json", "absent/report.json"], "its folder does not exist"),

@@ -116,6 +116,25 @@ def test_what_a_format_cannot_express_is_refused_and_nothing_is_written(target, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("to", "name"), [(to, name) for to in FORMATS for name in REFUSED[to]])
+def test_the_way_out_of_a_refusal_is_one(target, tmp_path, to, name):
+    """Every format that is named can hold the drafter, and every one that can is named."""
+    with pytest.raises(CheckpointFormatError) as caught:
+        convert_drafter(drafter_of(target, name), to, tmp_path / "x", target=target, target_name="some/target")
+    way_out = str(caught.value).split("Nothing was written: ")[1]
+    others = {other for other in FORMATS if name not in REFUSED[other]}
+    assert {other for other in FORMATS if other in way_out} == others
+    assert ("none of the other formats can" in way_out) == (not others)
+
+
+def test_where_no_format_is_left_the_refusal_says_so(target, tmp_path):
+    layers = {"layer_types": ["sliding_attention"], "sliding_window": 8, "num_hidden_layers": 1}
+    drafter = tiny_drafter(target, draft_vocab_size=20, **layers)
+    for to in FORMATS:
+        with pytest.raises(CheckpointFormatError, match="none of the other formats can either; serve it with this"):
+            convert_drafter(drafter, to, tmp_path / to, target=target, target_name="some/target")
+
+
 @pytest.mark.parametrize(
     "overrides",
     [{"qk_norm": False}, {"embedding_multiplier": 2.0}, {"logit_multiplier": 0.5}, {"final_logit_softcapping": 3.0}],

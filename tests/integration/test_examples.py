@@ -61,6 +61,32 @@ def test_generate_with_models_of_your_own(run, pair, capsys):
     assert "12 tokens in" in capsys.readouterr().out
 
 
+def test_generate_with_a_base_model(run, pair, tmp_path, capsys):
+    shutil.copytree(pair / "target", tmp_path / "base")
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        path = tmp_path / "base" / name
+        if name.endswith(".jinja"):
+            path.unlink(missing_ok=True)
+        else:
+            settings = json.loads(path.read_text())
+            settings.pop("chat_template", None)
+            path.write_text(json.dumps(settings))
+    run("generate.py", "w5 w8", "--target", tmp_path / "base", "--drafter", pair / "my-drafter", "--max-new-tokens", 6)
+    assert "6 tokens in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("push_and_pull.py", ["absent-folder/x/y", "owner/name"]),
+        ("public_drafter.py", ["--target", "/absent/model", "--drafter", "/absent/drafter"]),
+    ],
+)
+def test_what_cannot_be_reached_is_one_line(run, name, arguments):
+    with pytest.raises(SystemExit, match="^error: "):
+        run(name, *arguments)
+
+
 @real
 def test_chat(run, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is 2 + 2?\nAnd twice that?\n\n"))

@@ -377,6 +377,42 @@ def test_bad_settings_are_refused(root, tmp_path, changes, message):
         train_drafter(request(root, tmp_path / "out", **changes), lambda line: None)
 
 
+def test_one_path_is_read_as_one(tmp_path):
+    made = TrainingRequest(target="t", data="answers.jsonl", output=str(tmp_path))
+    assert made == TrainingRequest(target="t", data=("answers.jsonl",), output=tmp_path)
+    assert TrainingRequest("t", [tmp_path / "a", "b"], tmp_path).data == (str(tmp_path / "a"), "b")
+    for changes, message in [
+        ({"data": 3}, "data must be a path, or a list of paths, got 3"),
+        ({"data": (None,)}, "data must be a path, or a list of paths"),
+        ({"output": None}, "output must be the path of a folder, got None"),
+    ]:
+        with pytest.raises(TrainingDataError, match=message):
+            TrainingRequest(**{"target": "t", "data": "a", "output": tmp_path} | changes)
+
+
+@pytest.mark.parametrize(("has_checkpoint", "message"), [(False, "before the first checkpoint"), (True, "are whole")])
+def test_ctrl_c_says_what_is_there(tmp_path, monkeypatch, has_checkpoint, message):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "train_drafter", interrupted)
+    if has_checkpoint:
+        (tmp_path / "checkpoints" / "checkpoint-3").mkdir(parents=True)
+    done = typer.testing.CliRunner().invoke(dspark_cli.app, ["train", "--data", "a", "--output", str(tmp_path)])
+    assert done.exit_code == 130 and message in done.stderr
+    assert has_checkpoint or f"no drafter is in {tmp_path}" in done.stderr
+
+
+def test_a_resumed_train_data_counts_the_whole_file(root, tmp_path):
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": f"w{i}"}) + "\n" for i in range(5, 9)))
+    arguments = ["--target", root / "target", "--prompts", tmp_path / "p.jsonl", "--output", tmp_path / "a.jsonl"]
+    arguments += ["--dtype", "float32", "--device", "cpu", "--max-new-tokens", 3]
+    for counts in ("0 of them from before; of the 4 made now", "4 of them from before; of the 0 made now"):
+        done = typer.testing.CliRunner().invoke(dspark_cli.app, ["train", "data", *map(str, arguments)])
+        assert done.exit_code == 0, done.output
+        assert "4 answers of 4 prompts in" in done.stdout and counts in done.stdout
+
+
 def test_the_draft_vocabulary_is_what_answers_use_most():
     ids = torch.tensor([5, 9, 9, 9, 7, 7, 30])
     sequences = [TrainingSequence("p", ids, torch.tensor([False, True, True, True, True, True, True]))]

@@ -420,6 +420,17 @@ def explain_in_place(report, prompt_id):
 # --- provenance and files
 
 
+def test_a_folder_that_takes_no_file_is_found_out_before(tmp_path, monkeypatch):
+    def refusing(dir):
+        raise OSError(30, "Read-only file system")
+
+    provenance.check_can_write(tmp_path / "x.json")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(provenance.tempfile, "TemporaryFile", refusing)
+    with pytest.raises(OSError, match=r"cannot write .*x\.json: Read-only file system in its folder; name another"):
+        provenance.check_can_write(tmp_path / "x.json")
+
+
 def test_report_round_trips_as_json(report, tmp_path):
     path = tmp_path / "report.json"
     provenance.write_json(path, report.to_dict())

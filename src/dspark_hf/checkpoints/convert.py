@@ -68,7 +68,8 @@ def convert_drafter(
         raise CheckpointFormatError(f"{output} exists and is not an empty folder; choose another one")
     if to in _NEEDS_TARGET and (target is None or target_name is None):
         raise CheckpointFormatError(
-            f"a {to} file holds {'copies of weights' if to == 'deepspec' else 'the name'} of the target; name it"
+            f"a {to} file holds {'copies of weights' if to == 'deepspec' else 'the name'} of the target; name it with "
+            "--target"
         )
     note = None
     if target is not None:

@@ -72,18 +72,8 @@ def config_for(config: DSparkConfig, to: str, dtype: str, target: TargetNote | N
 
 
 def _deepspec(config: DSparkConfig, target: TargetNote | None) -> dict[str, Any]:
+    _refuse(config, "deepspec")
     is_gemma = config.layer_style == "gemma4"
-    _refuse(
-        "deepspec",
-        *_never_written(config),
-        (config.draft_layout != "anchor_first", "blocks that are filled in behind the anchor"),
-        (config.draft_vocab_size is not None, "a reduced draft vocabulary"),
-        (SLIDING in (config.layer_types or ()), "sliding draft layers"),
-        (config.causal_layers != "none", "slots that do not look ahead"),
-        (config.num_target_layers is None, "a drafter whose num_target_layers is not known; set it in its config.json"),
-        (not is_gemma and config.final_logit_softcapping is not None, "a soft cap on logits"),
-        (is_gemma and config.rope_parameters["rope_type"] not in ("default", "proportional"), "such RoPE for Gemma4"),
-    )
     own = {
         "block_size": config.block_size,
         "mask_token_id": config.mask_token_id,
@@ -118,14 +108,8 @@ def _gemma4_layers(config: DSparkConfig) -> dict[str, Any]:
 
 
 def _speculators(config: DSparkConfig, target: TargetNote | None) -> dict[str, Any]:
+    _refuse(config, "speculators")
     slides = SLIDING in (config.layer_types or ())
-    _refuse(
-        "speculators",
-        *_never_written(config),
-        *_only_deepspec_has(config),
-        (config.causal_layers == "all", "full layers whose slots do not look ahead"),
-        (slides and config.window_start != "anchor", "windows that are counted from each slot"),
-    )
     assert target is not None, "the caller asks for the target's name"
     is_anchor_first = config.draft_layout == "anchor_first"
     is_dflash = not (is_anchor_first or config.markov_rank or config.enable_confidence_head)
@@ -154,18 +138,9 @@ def _speculators(config: DSparkConfig, target: TargetNote | None) -> dict[str, A
 
 
 def _specforge(config: DSparkConfig, target: TargetNote | None) -> dict[str, Any]:
-    has_heads = bool(config.markov_rank or config.enable_confidence_head)
+    _refuse(config, "specforge")
     fills_in = config.draft_layout == "fill_in"
     slides = SLIDING in (config.layer_types or ())
-    _refuse(
-        "specforge",
-        *_never_written(config),
-        *_only_deepspec_has(config),
-        (config.draft_vocab_size is not None, "a reduced draft vocabulary"),
-        (config.num_target_layers is None, "a drafter whose num_target_layers is not known; set it in its config.json"),
-        (fills_in and has_heads, "blocks that are filled in behind the anchor, with heads"),
-        (slides and config.window_start != "slot", "windows that are counted from the anchor"),
-    )
     nested: dict[str, Any] = {"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids}
     common = _qwen3_layers(config) | {
         "block_size": config.num_block_tokens,
@@ -222,10 +197,59 @@ def _only_deepspec_has(config: DSparkConfig) -> list[tuple[bool, str]]:
     ]
 
 
-def _refuse(to: str, *problems: tuple[bool, str]) -> None:
-    found = [what for is_so, what in problems if is_so]
-    if found:
+def _beyond_deepspec(config: DSparkConfig) -> list[tuple[bool, str]]:
+    is_gemma = config.layer_style == "gemma4"
+    return [
+        *_never_written(config),
+        (config.draft_layout != "anchor_first", "blocks that are filled in behind the anchor"),
+        (config.draft_vocab_size is not None, "a reduced draft vocabulary"),
+        (SLIDING in (config.layer_types or ()), "sliding draft layers"),
+        (config.causal_layers != "none", "slots that do not look ahead"),
+        (config.num_target_layers is None, "a drafter whose num_target_layers is not known; set it in its config.json"),
+        (not is_gemma and config.final_logit_softcapping is not None, "a soft cap on logits"),
+        (is_gemma and config.rope_parameters["rope_type"] not in ("default", "proportional"), "such RoPE for Gemma4"),
+    ]
+
+
+def _beyond_speculators(config: DSparkConfig) -> list[tuple[bool, str]]:
+    slides = SLIDING in (config.layer_types or ())
+    return [
+        *_never_written(config),
+        *_only_deepspec_has(config),
+        (config.causal_layers == "all", "full layers whose slots do not look ahead"),
+        (slides and config.window_start != "anchor", "windows that are counted from each slot"),
+    ]
+
+
+def _beyond_specforge(config: DSparkConfig) -> list[tuple[bool, str]]:
+    has_heads = bool(config.markov_rank or config.enable_confidence_head)
+    slides = SLIDING in (config.layer_types or ())
+    return [
+        *_never_written(config),
+        *_only_deepspec_has(config),
+        (config.draft_vocab_size is not None, "a reduced draft vocabulary"),
+        (config.num_target_layers is None, "a drafter whose num_target_layers is not known; set it in its config.json"),
+        (config.draft_layout == "fill_in" and has_heads, "blocks that are filled in behind the anchor, with heads"),
+        (slides and config.window_start != "slot", "windows that are counted from the anchor"),
+    ]
+
+
+_BEYOND: dict[str, Callable[[DSparkConfig], list[tuple[bool, str]]]] = {
+    "deepspec": _beyond_deepspec,
+    "speculators": _beyond_speculators,
+    "specforge": _beyond_specforge,
+}
+
+
+def _beyond(config: DSparkConfig, to: str) -> list[str]:
+    """What of a drafter a format cannot express."""
+    return [what for is_so, what in _BEYOND[to](config) if is_so]
+
+
+def _refuse(config: DSparkConfig, to: str) -> None:
+    if found := _beyond(config, to):
+        others = [name for name in WRITERS if not _beyond(config, name)]
+        way_out = f"convert to {' or '.join(others)}, or" if others else "none of the other formats can either;"
         raise CheckpointFormatError(
-            f"a {to} file cannot express {'; '.join(found)}. Nothing was written: convert to another of "
-            f"{', '.join(name for name in WRITERS if name != to)}, or serve it with this package"
+            f"a {to} file cannot express {'; '.join(found)}. Nothing was written: {way_out} serve it with this package"
         )

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class ModeReport:
         num_fitted, num_held_out: Rounds fitted on and judged on.
         num_fitted_prompts, num_held_out_prompts: Prompts they come from.
         settings: What shaped both laws.
-        temperatures, platt, slots_left_as_they_are: As in [`FittedCalibration`].
+        temperatures, platt, slots_left_as_they_are, slots_not_fitted: As in [`FittedCalibration`].
         slots: Quality on the held-out rounds, which also decided which slots keep their map.
         mean_ece_before, mean_ece_after, mean_ece_floor: Means over slots.
         slots_worse: Slots, counted from 1, that are further from the outcomes than before, by more than chance.
@@ -65,6 +65,7 @@ class ModeReport:
     mean_ece_floor: float
     slots_worse: list[int]
     is_written: bool
+    slots_not_fitted: list[int] = field(default_factory=list)
 
     def entry(self) -> dict[str, Any]:
         """For `DSparkConfig.calibration`."""
@@ -219,6 +220,7 @@ def fit_mode(
         mean_ece_floor=mean(lambda slot: slot.ece_floor),
         slots_worse=worse,
         is_written=not worse,
+        slots_not_fitted=list(fitted.slots_not_fitted),
     )
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from .._machine import one_or_more
 from ..config_rules import CALIBRATION_MODES
 from ..errors import CalibrationError
 from ..fitting.sts import MAPS
@@ -16,8 +17,8 @@ class CalibrationRequest:
 
     Attributes:
         target, drafter: As for `load_target` and `load_drafter`.
-        prompts: Sources as for `load_prompt_dataset`, to fit on. Prompts that the drafter was trained on mislead:
-            their acceptance is higher than elsewhere.
+        prompts: Sources as for `load_prompt_dataset`, to fit on; a single one may be given without a tuple. Prompts
+            that the drafter was trained on mislead: their acceptance is higher than elsewhere.
         not_trained_fraction: Of `prompts` take only those that training with this `held_out_fraction` left out; None:
             all.
         output: Folder of the calibrated drafter; its own folder to calibrate it in place.
@@ -60,6 +61,7 @@ class CalibrationRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._read_lists()
         require(bool(self.prompts), "prompts", self.prompts, "at least one source")
         require(self.maps in MAPS, "maps", self.maps, f"one of {', '.join(MAPS)}")
         known = bool(self.modes) and set(self.modes) <= set(CALIBRATION_MODES)
@@ -76,6 +78,16 @@ class CalibrationRequest:
         for name in ("held_out_fraction", "not_trained_fraction"):
             value = getattr(self, name)
             require(value is None or 0 < value < 1, name, value, "inside 0 to 1")
+
+    def _read_lists(self) -> None:
+        for name, what in (("prompts", "source"), ("held_out_prompts", "source"), ("modes", "mode")):
+            given = getattr(self, name)
+            read = one_or_more(given)
+            require(read is not None, name, given, f"a {what}, or a list of them")
+            object.__setattr__(self, name, read)
+        output = one_or_more(self.output)
+        require(output is not None and len(output) == 1, "output", self.output, "the path of a folder")
+        object.__setattr__(self, "output", Path(self.output))
 
     @property
     def sources(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -104,6 +105,20 @@ def check_can_write(path: Path) -> None:
         raise OSError(f"cannot write {path}: it exists and is no regular file; name another one")
     if not os.access(folder, os.W_OK):
         raise OSError(f"cannot write {path}: its folder is not writable; name another one")
+    try:
+        probe_folder(folder)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror} in its folder; name another one") from error
+
+
+def probe_folder(folder: Path) -> None:
+    """Make a file in a folder and forget it: permissions alone do not tell of file systems that take none.
+
+    Raises:
+        OSError: none can be made.
+    """
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def _git_state(folder: Path) -> tuple[str | None, bool | None]:

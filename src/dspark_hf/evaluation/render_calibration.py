@@ -4,6 +4,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..fitting.sts import MIN_OUTCOMES, MIN_PROPOSALS
 from .calibration import CalibrationReport
 from .intervals import LEVEL, Estimate
 
@@ -42,6 +43,13 @@ def render_calibration(report: CalibrationReport, console: Console) -> None:
         means = (f"{m:.4f}" for m in (result.mean_ece_before, result.mean_ece_after, result.mean_ece_floor))
         table.add_row("mean", "", "", *means, "", "", "")
         console.print(table)
+        if result.slots_not_fitted:
+            console.print(
+                f"left as they are, since a map needs {MIN_PROPOSALS} verified rounds with {MIN_OUTCOMES} accepted and "
+                f"as many rejected prefixes: {result.slots_not_fitted}; a higher --num-proposals records more",
+                highlight=False,
+                soft_wrap=True,
+            )
         if result.slots_left_as_they_are:
             console.print(f"left as they are, since no map was better on held-out: {result.slots_left_as_they_are}")
         if not result.is_written:

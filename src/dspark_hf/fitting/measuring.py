@@ -58,10 +58,10 @@ class ProfilePlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_rows", "contexts"):
+        for name, option in (("num_rows", "--batch-size"), ("contexts", "--context")):
             points = tuple(sorted(set(getattr(self, name))))
             if not points or points[0] < 1:
-                raise ThroughputProfileError(f"{name} must be whole numbers >= 1, at least one, got {list(points)}")
+                raise ThroughputProfileError(f"{name} ({option}) must be whole numbers >= 1, got {list(points)}")
             object.__setattr__(self, name, points)
         if self.num_repeats < 1:
             raise ThroughputProfileError(

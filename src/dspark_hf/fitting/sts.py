@@ -5,7 +5,7 @@ product up to it. It says neither grid nor bins nor what the temperature divides
 conditional `c_k`: dividing the product's would let survival rise from one slot to the next.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,11 @@ MAX_NEWTON_STEPS = 50
 MAPS = ("temperature", "platt", "auto")
 JUDGING_FRACTION = 0.3  # of the prompts, for `auto`
 
+_RECORD_MORE = (
+    "record more, with verification policy 'full': a higher --num-proposals and --num-held-out-proposals, more or "
+    "other prompts, or more --max-new-tokens"
+)
+
 
 @dataclass(frozen=True)
 class FittedCalibration:
@@ -41,11 +46,14 @@ class FittedCalibration:
         temperatures: `T_k`, one per slot.
         platt: `(a_k, b_k)` per slot, if Platt maps were fitted, which then stand for the temperatures.
         slots_left_as_they_are: Slots, counted from 1, whose fitted map was worse than none on held-out proposals.
+        slots_not_fitted: Slots that got no map since they have too few verified proposals, or nearly all have one
+            outcome.
     """
 
     temperatures: tuple[float, ...]
     platt: tuple[tuple[float, float], ...] | None
     slots_left_as_they_are: tuple[int, ...]
+    slots_not_fitted: tuple[int, ...] = ()
 
     @property
     def slot_calibration(self) -> SlotCalibration:
@@ -78,22 +86,28 @@ class SequentialTemperatureScaling:
     def fit(self, proposals: Proposals, held_out: Proposals | None = None) -> FittedCalibration:
         """Temperatures that minimise the error of the product up to each slot, those before it fixed.
 
+        A slot with too few verified proposals, or nearly all of one outcome, is left as it is.
+
         Args:
             proposals: To fit on.
             held_out: Of other prompts. A slot whose map is worse on them than none, behind the same maps before it,
                 is left as it is.
 
         Raises:
-            CalibrationError: a slot has too few verified proposals, or nearly all have one outcome.
+            CalibrationError: no slot can be fitted.
         """
-        for slot in range(proposals.num_slots):
-            _require_data(proposals, slot)
-        temperatures, left_as_is = _fit_slots(proposals, held_out, _fit_temperature)
+        problems = {k: why for k in range(proposals.num_slots) if (why := _why_unfit(proposals, k)) is not None}
+        if len(problems) == proposals.num_slots:
+            raise CalibrationError(f"{problems[0]}; {_RECORD_MORE}" if problems else "proposals have no slot to fit")
+        temperatures, left_as_is = _fit_slots(proposals, held_out, _fit_temperature, problems)
         platt = None
-        if self.maps == "platt" or (self.maps == "auto" and _prefers_platt(proposals)):
-            platt, left_as_is = _fit_slots(proposals, held_out, _fit_platt)
+        if self.maps == "platt" or (self.maps == "auto" and _prefers_platt(proposals, problems)):
+            platt, left_as_is = _fit_slots(proposals, held_out, _fit_platt, problems)
         return FittedCalibration(
-            tuple(1.0 / scale for scale, _ in temperatures), None if platt is None else tuple(platt), tuple(left_as_is)
+            tuple(1.0 / scale for scale, _ in temperatures),
+            None if platt is None else tuple(platt),
+            tuple(left_as_is),
+            tuple(k + 1 for k in problems),
         )
 
 
@@ -118,12 +132,15 @@ class _Slot:
 
 
 def _fit_slots(
-    proposals: Proposals, held_out: Proposals | None, fit_slot: Callable[[_Slot], _Map]
+    proposals: Proposals, held_out: Proposals | None, fit_slot: Callable[[_Slot], _Map], unfit: Container[int]
 ) -> tuple[list[_Map], list[int]]:
-    """One map per slot, and which slots got none."""
+    """One map per slot, none for those `unfit` (from 0), and which slots had theirs taken away."""
     maps: list[_Map] = []
     left_as_is = []
     for k in range(proposals.num_slots):
+        if k in unfit:
+            maps.append(_NO_MAP)
+            continue
         found = fit_slot(_slot(proposals, maps, k))
         if held_out is not None and bool(held_out.is_verified[:, k].any()):
             judge = _slot(held_out, maps, k)
@@ -134,13 +151,14 @@ def _fit_slots(
     return maps, left_as_is
 
 
-def _prefers_platt(proposals: Proposals) -> bool:
+def _prefers_platt(proposals: Proposals, unfit: Container[int]) -> bool:
     """Whether Platt maps have the smaller mean error on prompts that neither kind was fitted on."""
     fitting, judging = proposals.split(JUDGING_FRACTION, seed=0)
 
     def mean_error(fit_slot: Callable[[_Slot], _Map]) -> float:
-        maps, _ = _fit_slots(fitting, None, fit_slot)
-        return sum(_slot(judging, maps[:k], k).error(maps[k]) for k in range(len(maps))) / len(maps)
+        maps, _ = _fit_slots(fitting, None, fit_slot, unfit)
+        errors = [_slot(judging, maps[:k], k).error(maps[k]) for k in range(len(maps)) if k not in unfit]
+        return sum(errors) / len(errors)
 
     return mean_error(_fit_platt) < mean_error(_fit_temperature)
 
@@ -203,19 +221,16 @@ def _fit_platt(slot: _Slot) -> _Map:
     return (scale, shift) if is_calibration_map(scale, shift) else _NO_MAP
 
 
-def _require_data(proposals: Proposals, slot: int) -> None:
+def _why_unfit(proposals: Proposals, slot: int) -> str | None:
+    """Why no map can be fitted to a slot, counted from 0."""
     rows = proposals.is_verified[:, slot]
     num_proposals = int(rows.sum())
     if num_proposals < MIN_PROPOSALS:
-        raise CalibrationError(
-            f"slot {slot + 1} has {num_proposals} verified proposals, and a calibration needs {MIN_PROPOSALS}; "
-            "record more, with verification policy 'full': a higher --num-proposals and --num-held-out-proposals, more "
-            "prompts, or more --max-new-tokens"
-        )
+        return f"slot {slot + 1} has {num_proposals} verified proposals, and a calibration needs {MIN_PROPOSALS}"
     num_accepted = int(proposals.is_accepted[rows, slot].sum())
-    num_fewer = min(num_accepted, num_proposals - num_accepted)
-    if num_fewer < MIN_OUTCOMES:
-        raise CalibrationError(
+    if min(num_accepted, num_proposals - num_accepted) < MIN_OUTCOMES:
+        return (
             f"slot {slot + 1}: {num_accepted} of {num_proposals} proposals were accepted up to it, and a calibration "
-            f"needs {MIN_OUTCOMES} accepted and as many rejected ones; record more, or other prompts"
+            f"needs {MIN_OUTCOMES} accepted and as many rejected ones"
         )
+    return None

@@ -14,6 +14,7 @@ from .. import zoo
 from ..checkpoints.digest import checkpoint_facts
 from ..configuration_dspark import DSparkConfig
 from ..errors import ReportError
+from ..evaluation.provenance import check_can_write
 from ..evaluation.report_files import KINDS, REPORTS_FOLDER
 from ..evaluation.scrub import scrub_any
 from . import card_facts as of_pair
@@ -38,6 +39,9 @@ from .run_views import (
     sources_table,
     training_view,
 )
+
+# Of the package; no package index has it.
+INSTALL = "pip install .  # in a clone of dspark_hf"
 
 _MARK = re.compile(r"\n<!-- rendered by `dspark card`, ([0-9a-f]{16}); [^\n]*-->\n")
 
@@ -84,6 +88,7 @@ def render_card(
     commands = commands_of(shown)
     context = {
         "name": name,
+        "install": Safe(INSTALL),
         "metadata": Safe(metadata),
         "target": target_link,
         "target_is_known": target.name is not None,
@@ -171,6 +176,7 @@ def write_card(path: Path, text: str, *, replace: bool = False) -> None:
             f"{path} was written or changed by hand and would be lost; move your text into {of_pair.NOTES_NAME} of the "
             "drafter's folder, name another output, or pass --replace"
         )
+    check_can_write(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

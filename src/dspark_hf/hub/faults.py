@@ -32,7 +32,7 @@ PAUSES_S = (1.0, 2.0)
 
 _Result = TypeVar("_Result")
 
-_LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
+_LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token= (in Python)"
 _TRY_AGAIN = "try again later"
 
 

@@ -54,7 +54,7 @@ def prepare(request: TrainingRequest, echo: Echo) -> Prepared:
     if not train or not held_out:
         raise TrainingDataError(
             f"{len(sequences)} sequences give {len(train)} for training and {len(held_out)} held out; more prompts, or "
-            f"another held_out_fraction than {request.held_out_fraction}, would give both"
+            f"another held_out_fraction (--held-out-fraction) than {request.held_out_fraction}, would give both"
         )
     sample = max(train[:_SAMPLE_SEQUENCES], key=len).input_ids[None].to(target.device)
     if request.initial_drafter is None:

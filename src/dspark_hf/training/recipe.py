@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .._machine import one_or_more
 from ..configuration_dspark import DSparkConfig
 from ..errors import TrainingDataError
 from ..model.draft_vocab import offsets_of
@@ -27,7 +28,7 @@ class TrainingRequest:
 
     Attributes:
         target: Folder, Hub id or zoo name.
-        data: Files or folders of answers.
+        data: Files or folders of answers; a single one may be given without a tuple.
         output: Folder of the drafter; checkpoints and features lie below it.
         num_hidden_layers, block_size, markov_rank, markov_head_type: Fields of `DSparkConfig`.
         draft_vocab_size: Likewise; 0 means the whole vocabulary.
@@ -79,6 +80,7 @@ class TrainingRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._read_paths()
         rules = [
             ("data", bool(self.data), "must name at least one file or folder"),
             ("epochs", 0 < self.epochs < math.inf, "must be > 0 and finite"),
@@ -110,6 +112,15 @@ class TrainingRequest:
             raise TrainingDataError(
                 f"initial_drafter {self.initial_drafter!r} fixes {', '.join(given)}; leave that out, or start anew"
             )
+
+    def _read_paths(self) -> None:
+        data, output = one_or_more(self.data), one_or_more(self.output)
+        if data is None:
+            raise TrainingDataError(f"data must be a path, or a list of paths, got {self.data!r}")
+        if output is None or len(output) != 1:
+            raise TrainingDataError(f"output must be the path of a folder, got {self.output!r}")
+        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "output", Path(output[0]))
 
     def must_not_change(self) -> dict[str, Any]:
         """The settings that a resumed run has to share with the run it continues."""

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import TrainingDataError
+from ..evaluation.provenance import probe_folder
 from .answering import Answer
 from .response_prompts import import_datasets
 
@@ -146,12 +147,17 @@ def check_output(output: Path) -> None:
     """Find out before anything is loaded whether answers can be written under that name.
 
     Raises:
-        TrainingDataError: the suffix is another than .jsonl and .parquet, or a folder has that name.
+        TrainingDataError: the suffix is another than .jsonl and .parquet, a folder has that name, or no file can be
+            made there.
     """
     if output.suffix not in SUFFIXES:
         raise TrainingDataError(f"the output must end in {' or '.join(SUFFIXES)}, got {str(output)!r}")
     if output.is_dir():
         raise TrainingDataError(f"the output {str(output)!r} is a folder; name a file in it")
+    try:
+        probe_folder(next(folder for folder in output.absolute().parents if folder.exists()))
+    except OSError as error:
+        raise _cannot_write(output, error) from error
 
 
 def settings_path(output: Path) -> Path:

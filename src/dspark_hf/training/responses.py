@@ -186,7 +186,12 @@ def _encode(
             f"{num_long} are longer than {limit} tokens"
         )
         if not encoded:
-            raise TrainingDataError(f"nothing to answer: {skipped}; check the data, or raise max_prompt_tokens")
+            way_out = ""
+            if num_long and limit == settings.max_prompt_tokens:
+                way_out = ", or raise --max-prompt-tokens"
+            elif num_long:
+                way_out = f", or lower --max-new-tokens: prompt and answer share {num_positions} positions"
+            raise TrainingDataError(f"nothing to answer: {skipped}; check the data{way_out}")
         logger.warning("skipped: %s", skipped)
     return encoded, num_unusable, num_long
 

@@ -12,7 +12,7 @@ from .responses import write_responses
 
 def run_train_data(
     target: str,
-    prompts: Sequence[str],
+    prompts: str | Sequence[str],
     output: str | Path,
     *,
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
@@ -34,7 +34,7 @@ def run_train_data(
 
     Args:
         target: Folder, Hub id or zoo name.
-        prompts: Sources as for `load_prompt_dataset`.
+        prompts: Source or sources as for `load_prompt_dataset`.
         output: `.jsonl` or `.parquet`.
         temperatures, shares, answers_per_prompt, max_new_tokens, max_prompt_tokens, batch_size, seed: As for
             `ResponseSettings`.
@@ -57,8 +57,9 @@ def run_train_data(
         batch_size=batch_size,
         seed=seed,
     )
+    sources = [prompts] if isinstance(prompts, str) else list(prompts)
     check_output(Path(output))
-    loaded_prompts = load_prompt_dataset(list(prompts), split=split, max_prompts=max_prompts)
+    loaded_prompts = load_prompt_dataset(sources, split=split, max_prompts=max_prompts)
     model, tokenizer = load_target(target, dtype, device)
     return write_responses(
         model,
@@ -67,6 +68,6 @@ def run_train_data(
         output,
         settings,
         target_name=target,
-        prompt_sources=prompts,
+        prompt_sources=sources,
         show_progress=show_progress,
     )

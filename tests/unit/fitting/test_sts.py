@@ -138,9 +138,35 @@ def test_too_few_proposals_are_refused():
         SequentialTemperatureScaling().fit(drawn_proposals(rounds=100))
 
 
-def test_one_sided_outcomes_are_refused():
-    proposals = Proposals.of(torch.zeros(1000, 2), [2] * 1000, [1, 0] * 500, [0] * 1000)
-    with pytest.raises(CalibrationError, match="slot 2: 0 of 1000 proposals were accepted"):
+@pytest.mark.parametrize("maps", ["temperature", "platt", "auto"])
+def test_a_slot_of_one_outcome_is_left_as_it_is(maps):
+    """And the others get what they get without it."""
+    drawn = drawn_proposals(distortion=(0.5, 2.0))
+    none = torch.zeros(len(drawn), 1)
+    proposals = Proposals(
+        torch.cat([drawn.logits, none], 1),
+        torch.cat([drawn.is_accepted, none.bool()], 1),
+        torch.cat([drawn.is_verified, ~none.bool()], 1),
+        drawn.prompt,
+    )
+    fitted, others = (SequentialTemperatureScaling(maps=maps).fit(p) for p in (proposals, drawn))
+    assert fitted.temperatures == (*others.temperatures, 1.0)
+    assert fitted.platt == (None if others.platt is None else (*others.platt, (1.0, 0.0)))
+    assert fitted.slots_not_fitted == (3,) and others.slots_not_fitted == ()
+    assert fitted.slots_left_as_they_are == ()
+
+
+def test_a_slot_that_was_hardly_verified_is_left_as_it_is():
+    proposals = drawn_proposals()
+    is_verified = proposals.is_verified.clone()
+    is_verified[:, 2] = False
+    thin = Proposals(proposals.logits, proposals.is_accepted, is_verified, proposals.prompt)
+    assert SequentialTemperatureScaling().fit(thin).slots_not_fitted == (3,)
+
+
+def test_one_sided_outcomes_of_every_slot_are_refused():
+    proposals = Proposals.of(torch.zeros(1000, 2), [2] * 1000, [0] * 1000, [0] * 1000)
+    with pytest.raises(CalibrationError, match="slot 1: 0 of 1000 proposals were accepted.*--num-proposals"):
         SequentialTemperatureScaling().fit(proposals)
 
 

@@ -26,7 +26,7 @@ def test_a_card_is_written_checked_and_renewed(folder, tmp_path):
     code, out, _ = run(folder)
     assert code == 0 and f"card  {folder / 'README.md'}" in out
     assert (folder / "README.md").read_text() == render_card(folder)
-    assert run(folder, "--check")[0] == 0
+    assert run(folder, "--check")[:2] == (0, f"{folder / 'README.md'} is up to date\n")
     code, _, err = run(folder, "--repo-id", "org/mine", "--check")
     assert code == 1 and "is not what `dspark card` writes" in err
     file = tmp_path / "speed-laptop.json"
@@ -45,6 +45,11 @@ def test_a_card_somewhere_else_finds_the_figures(tmp_path):
     assert "](../mine/reports/training.png)" in text and not (folder / "README.md").exists()
 
 
+def test_a_card_names_a_way_to_install_that_exists(folder):
+    text = render_card(folder)
+    assert "pip install ." in text and "pip install dspark" not in text
+
+
 def test_a_card_by_hand_stays_unless_it_may_go(folder):
     (folder / "README.md").write_text("# mine\n")
     code, _, err = run(folder)
@@ -60,7 +65,7 @@ def test_a_card_by_hand_stays_unless_it_may_go(folder):
         (["--repo-id", "no/such/id"], "repo_id must be a Hub id"),
         (["--license", "My Own"], "license must be an identifier"),
         (["--report", "absent.json"], "absent.json cannot be read as a report"),
-        (["--output", "absent/x.md"], "No such file or directory"),
+        (["--output", "absent/x.md"], "its folder does not exist; create it first"),
     ],
 )
 def test_mistakes_end_in_one_line(folder, options, message):

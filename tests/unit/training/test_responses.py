@@ -19,6 +19,7 @@ from dspark_hf.training.response_prompts import load_prompt_dataset
 from dspark_hf.training.response_settings import ResponseSettings
 from dspark_hf.training.response_writer import settings_path
 from dspark_hf.training.responses import write_responses
+from dspark_hf.training.responses_command import run_train_data
 from dspark_hf.training.row_cache import can_refill
 
 MAX_NEW = 14
@@ -390,8 +391,15 @@ def test_prompts_that_cannot_be_answered_are_skipped_and_counted(target, tmp_pat
 
 def test_prompts_leave_room_for_the_answer_in_the_targets_positions(target, tmp_path):
     settings = ResponseSettings(max_new_tokens=1020, max_prompt_tokens=1000)
-    with pytest.raises(TrainingDataError, match="longer than 4 tokens"):
+    with pytest.raises(
+        TrainingDataError, match="longer than 4 tokens; check the data, or lower --max-new-tokens: .*1024 pos"
+    ):
         write_responses(target, LetterTokenizer(), prompts("abcde"), tmp_path / "a.jsonl", settings)
+    short = ResponseSettings(max_new_tokens=2, max_prompt_tokens=4)
+    with pytest.raises(TrainingDataError, match="longer than 4 tokens; check the data, or raise --max-prompt-tokens$"):
+        write_responses(target, LetterTokenizer(), prompts("abcde"), tmp_path / "a.jsonl", short)
+    with pytest.raises(TrainingDataError, match="0 are longer than 4 tokens; check the data$"):
+        write_responses(target, LetterTokenizer(), prompts(""), tmp_path / "a.jsonl", short)
 
 
 def test_misuse_is_refused_before_anything_is_written(target, tmp_path):
@@ -408,6 +416,10 @@ def test_misuse_is_refused_before_anything_is_written(target, tmp_path):
     with pytest.raises(TrainingDataError, match="token id 61, outside"):
         write_responses(target, ForeignTokenizer(), TEXTS, tmp_path / "a.jsonl", SETTINGS)
     (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingDataError, match="cannot be written"):  # before the target is looked for
+        run_train_data("/absent/model", "absent.jsonl", tmp_path / "file" / "a.jsonl")
+    with pytest.raises(TrainingDataError, match="absent.jsonl"):  # one source, not a list of letters
+        run_train_data("/absent/model", str(tmp_path / "absent.jsonl"), tmp_path / "a.jsonl")
     with pytest.raises(TrainingDataError, match="cannot be written"):
         write_responses(target, LetterTokenizer(), TEXTS, tmp_path / "file" / "a.jsonl", SETTINGS)
     assert {path.name for path in tmp_path.iterdir()} == {"file"}
