@@ -745,7 +745,7 @@ def test_a_fault_exits_with_1_and_is_printed_with_its_cure(folders):
         (("--prompts", "/nowhere.jsonl"), "there is no file"),
         (("--drafter", "/nowhere"), "is not a folder"),
         (("--json", "/nowhere/x.json"), "its folder does not exist"),
-        (("--threads", 0), "threads must be >= 1"),
+        (("--threads", 0), "--threads must be from 1 to"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(folders, arguments, message):

@@ -61,7 +61,9 @@ class ProfilePlan:
         for name, option in (("num_rows", "--batch-size"), ("contexts", "--context")):
             points = tuple(sorted(set(getattr(self, name))))
             if not points or points[0] < 1:
-                raise ThroughputProfileError(f"{name} ({option}) must be whole numbers >= 1, got {list(points)}")
+                raise ThroughputProfileError(
+                    f"{name} ({option}) must be one or more whole numbers >= 1, got {list(points)}"
+                )
             object.__setattr__(self, name, points)
         if self.num_repeats < 1:
             raise ThroughputProfileError(

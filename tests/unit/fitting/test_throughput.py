@@ -167,7 +167,7 @@ def test_jumps_of_a_staircase(profile):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_rows": ()}, r"num_rows .* at least one, got \[\]"),
+        ({"num_rows": ()}, r"num_rows .* one or more whole numbers >= 1, got \[\]"),
         ({"num_rows": (4, 0)}, r"num_rows .*>= 1.* got \[0, 4\]"),
         ({"contexts": (-1,)}, "contexts"),
         ({"num_repeats": 0}, "num_repeats must be >= 1, got 0"),
