@@ -75,7 +75,7 @@ def test_the_picture_lies_beside_the_profile(basics, cache):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--batch-size", 0), "num_rows (--batch-size) must be whole numbers >= 1"),
+        (("--batch-size", 0), "num_rows (--batch-size) must be one or more whole numbers >= 1"),
         (("--context", 1020), "make 1025 tokens, and the target has positions for 1024; choose a smaller context"),
         (("--repeats", 0), "num_repeats must be >= 1"),
         (("--threads", 0), "--threads must be from 1 to"),
