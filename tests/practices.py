@@ -43,7 +43,7 @@ PRACTICES = [
     Practice(
         "a second copy of this package in the process",
         "remote code, a reload; drafters of both run through either",
-        "test_route_hygiene.py::test_drafters_of_two_copies_run_through_either_route",
+        "test_route_hygiene.py::test_drafters_of_two_copies_run_through_either_wrapper",
     ),
     Practice(
         "child processes",
