@@ -22,6 +22,7 @@ from dspark_hf.evaluation import ComparisonError
 from dspark_hf.evaluation.doctor import calibration, drafting, fit, machine, probes, prompting, weights
 from dspark_hf.evaluation.doctor.case import Case, Decoded, PromptRounds
 from dspark_hf.evaluation.doctor.findings import NotExamined
+from dspark_hf.evaluation.report_files import keep_report
 from dspark_hf.fitting.fingerprint import Fingerprint
 from dspark_hf.fitting.profile_store import profile_path, save_profile
 from dspark_hf.prompts import quickstart_prompts
@@ -291,13 +292,16 @@ def test_weights_that_cannot_be_read_are_said_so(folder):
 
 
 def test_the_training_report_knows_its_target(folder):
-    path, dtype = folder / "training_report.json", {"dtype": "float32"}
-    path.write_text(json.dumps({"target_fingerprint": target_fingerprint(pairs.target()), "provenance": dtype}))
+    content = {"target_fingerprint": target_fingerprint(pairs.target()), "provenance": {"dtype": "float32"}}
+    path = keep_report(folder, "training", content).with_suffix(".json")  # where `dspark train` puts it
     assert weights.check_training_report(case_of(source=folder))[1] == []
     (finding,) = weights.check_training_report(case_of(source=folder, target=pairs.target(3)))[1]
     assert not finding.is_fault and "fingerprints differ" in finding.certainty
     with pytest.raises(NotExamined, match="in float32, here it is in float16"):
         weights.check_training_report(case_of(source=folder, target=copy.deepcopy(pairs.target()).half()))
+    path.write_text('{"written_by_hand": "from notes"}')
+    with pytest.raises(NotExamined, match="written by hand"):
+        weights.check_training_report(case_of(source=folder))
     path.write_text("{}")
     with pytest.raises(NotExamined, match="cannot be read"):
         weights.check_training_report(case_of(source=folder))

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ...training.feature_cache import target_fingerprint
 from ..provenance import dtype_name
+from ..report_files import REPORTS_FOLDER
 from .case import Case
 from .findings import Finding, NotExamined
 
-TRAINING_REPORT = "training_report.json"
+TRAINING_REPORT = f"{REPORTS_FOLDER}/training.json"
 # Rows of a stored copy that are compared.
 NUM_ROWS = 512
 # Two roundings of bfloat16, relative to a row's largest entry.
@@ -109,6 +110,8 @@ def check_training_report(case: Case) -> tuple[str, list[Finding]]:
         raise NotExamined(f"no {TRAINING_REPORT} lies beside the drafter")
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
+        if "written_by_hand" in report:
+            raise NotExamined(f"{TRAINING_REPORT} was written by hand, and does not tell the target's weights")
         trained_with, dtype = report["target_fingerprint"], report["provenance"]["dtype"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotExamined(f"{TRAINING_REPORT} cannot be read ({error!r})") from error
