@@ -18,7 +18,7 @@ _SECRET_NAME = (
 )
 
 _SECRETS = [
-    # Known shapes: Hugging Face, OpenAI and Anthropic, GitHub, AWS, Slack, JSON web tokens.
+    # Known shapes, of model hubs and services, code hosts, clouds and chats, and JSON web tokens.
     (r"(?<!\w)hf_[A-Za-z0-9]{8,}|hf_[A-Za-z0-9]{30,}", SECRET),
     (r"\bsk-[A-Za-z0-9_-]{8,}", SECRET),
     (r"gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}", SECRET),
