@@ -13,6 +13,7 @@ from dspark_hf.fitting.throughput import MeasuredCosts, ProfileGrid
 
 CPU = torch.device("cpu")
 BLOCK = 7
+FOUR = dict.fromkeys(range(4), 40)  # rows, each with 40 tokens to go
 
 
 class Machine:
@@ -55,14 +56,14 @@ def test_a_call_for_fewer_drafts_pays_for_fewer(num_slots, draft_s):
     stage = scheduler(num_slots=num_slots)
     stage.wants_draft(4, 100)
     assert stage.costs.draft_s == pytest.approx(draft_s)
-    assert stage.slots(4, num_slots) == num_slots
+    assert stage.slots(FOUR, num_slots) == num_slots
     assert stage.costs.draft_s == pytest.approx(draft_s), "nothing is known yet, so no slot is left out"
 
 
 def test_near_the_end_fewer_slots_are_paid_for():
     stage = scheduler()
     stage.wants_draft(4, 100)
-    assert stage.slots(4, 3) == 3
+    assert stage.slots(FOUR, 3) == 3
     assert stage.costs.draft_s == pytest.approx(0.8 - 4 * 0.1)
 
 
@@ -70,7 +71,7 @@ def test_step_times_of_a_long_text_are_not_kept_for_ever():
     stage = scheduler()
     for context in range(0, 100_000, 16):
         stage.wants_draft(4, context)
-        stage.slots(4, 3)
+        stage.slots(FOUR, 3)
     assert len(stage._known_costs) <= MAX_KNOWN_COSTS
     assert len(stage._known_shorter) <= MAX_KNOWN_COSTS
 
@@ -79,9 +80,9 @@ def test_without_a_profile_every_round_drafts_whole_blocks():
     stage = scheduler(FullPolicy(), profile=None)
     for _ in range(5):
         assert stage.wants_draft(8, 100) and stage.costs is None
-        assert stage.slots(8, 5) == 5
+        assert stage.slots(dict.fromkeys(range(8), 40), 5) == 5
         lengths = stage.lengths(confidence([[0.5] * 5] * 8), facts(8, 5))
-        stage.observe(torch.zeros(8, dtype=torch.long), lengths, [0] * 8, [5] * 8)
+        stage.observe(torch.zeros(8, dtype=torch.long), lengths, [0] * 8, [5] * 8, range(8))
     assert stage.verifies_all
 
 

@@ -1,5 +1,7 @@
 """Every policy is lossless: exact joint laws of two and three rows over several rounds; and what breaks them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from laws import random_laws, round_law, sequence_law, total_variation
@@ -8,7 +10,7 @@ from policy_laws import World, joint_law, random_world, target_law, total_variat
 from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.accept import accept_sampled
 from dspark_hf.decoding.policies.block import BlockPolicy
-from dspark_hf.decoding.policies.facts import StepCosts
+from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts
 from dspark_hf.decoding.policies.gate import DraftGate
 from dspark_hf.decoding.policies.lagged import LaggedPolicy
 from dspark_hf.decoding.policies.pool import PooledPolicy
@@ -61,6 +63,23 @@ def test_three_rows_with_a_capacity_from_the_round_before():
 @pytest.mark.parametrize("seed", range(2))
 def test_a_floor_from_past_rounds(make, seed):
     assert total_variation_of(random_world(2, 2, 2, seed), lambda: make(min_drafts_every=2)) < EXACT
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_weighed_by_what_they_have_got(seed, monkeypatch):
+    monkeypatch.setattr("dspark_hf.decoding.policies.urgency.ROUNDS_SPREAD", 0.3)  # weights that differ from round 2 on
+    weights = []
+    right = RoundFacts.__init__
+
+    def watched(self, *args, **more):
+        right(self, *args, **more)
+        weights.append(tuple(self.weights.tolist()))
+
+    monkeypatch.setattr(RoundFacts, "__init__", watched)
+    world = random_world(2, 2, 2, seed, num_to_go=[6, 5])
+    assert total_variation_of(world, BlockPolicy) < EXACT
+    assert len(set(weights)) > 2
+    assert max(max(pair) for pair in weights) > 1.2
 
 
 @pytest.mark.parametrize("name", VERIFICATION_POLICIES)
@@ -157,6 +176,18 @@ class OnePatience(PooledPolicy):
             elif n - best > 1:
                 break
         return torch.tensor(best)
+
+
+class WeightsFromTheDraft(BlockPolicy):
+    """The row whose second draft is surer counts for more."""
+
+    def lengths(self, confidence, facts):
+        ahead = confidence.survival[:, 1]
+        return super().lengths(confidence, replace(facts, weights=2 * ahead / ahead.sum().clamp(min=0.1)))
+
+
+def test_control_weights_that_look_ahead_are_biased():
+    assert worst(WeightsFromTheDraft) > BIASED
 
 
 def worst(new_policy, **more):
