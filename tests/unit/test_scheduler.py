@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dspark_hf.decoding.policies.block import BlockPolicy
 from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts
 from dspark_hf.decoding.policies.lagged import LaggedPolicy
 from dspark_hf.decoding.policies.prefix import PrefixPolicy
@@ -93,3 +94,25 @@ def test_lagged_expects_of_slots_that_were_not_drafted_what_the_others_came_to()
     short, whole = facts(2, 2, price), facts(2, 5, price)
     policy.observe(confidence([[0.9, 0.9]] * 2), torch.tensor([2, 2]), torch.tensor([2, 2]), short)
     assert policy.lengths(confidence([[0.9] * 5] * 2), whole).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("fills_freed_rows", [False, True])
+def test_rows_that_hold_up_the_others_count_for_more_unless_freed_rows_are_filled(fills_freed_rows):
+    stage = Scheduler(BlockPolicy(), BLOCK, Machine(), CPU, block_size=BLOCK, fills_freed_rows=fills_freed_rows)
+    assert stage.wants_draft(2, 100)
+    stage.slots({3: 40, 5: 8}, BLOCK)
+    weights = stage.weights((5, 4, 3))
+    if fills_freed_rows:
+        assert weights is None
+    else:
+        assert weights[2] > 1.2 > 1.0 == weights[1] > weights[0]
+    stage.wants_draft(1, 100)
+    stage.slots({3: 40}, BLOCK)
+    assert stage.weights((5, 4, 3)) is None, "one row holds up nobody"
+
+
+def test_policies_that_weigh_no_rows_get_no_weights():
+    stage = scheduler(PrefixPolicy())
+    stage.wants_draft(2, 100)
+    stage.slots({0: 40, 1: 8}, BLOCK)
+    assert stage.weights((0, 1)) is None

@@ -38,6 +38,7 @@ class Scheduler:
         block_size: Slots of the drafts that were profiled.
         profile: For policies that weigh drafts against step times.
         device: Of drafts and confidences.
+        fills_freed_rows: New rows take the place of those that end, as on a server: then no row holds up the others.
         is_timed: Steps take what the host's clock says, as on a CPU; else [`observe_step`] hears nothing.
     """
 
@@ -49,6 +50,7 @@ class Scheduler:
         device: torch.device,
         *,
         block_size: int,
+        fills_freed_rows: bool = False,
         is_timed: bool = False,
     ) -> None:
         self._policy = policy
@@ -56,6 +58,7 @@ class Scheduler:
         self._gate = None if self._profile is None else DraftGate(num_slots)
         self._residuals = residuals_of(self._profile) if is_timed and self._profile is not None else None
         self._history = RowHistory(num_slots)
+        self._weighs_rows = not fills_freed_rows and getattr(policy, "weighs_rows", False)
         self._weights: dict[int, float] | None = None  # of the round in progress, by row
         self._num_slots = num_slots
         self._block_size = block_size
@@ -98,7 +101,7 @@ class Scheduler:
             return most
         shares = self._history.accepted_share(list(num_to_go))
         weights = None
-        if len(num_to_go) > 1 and getattr(self._policy, "weighs_rows", False):
+        if len(num_to_go) > 1 and self._weighs_rows:
             to_go = np.array(list(num_to_go.values()), dtype=np.float64)
             weights = token_weights(to_go, 1.0 + shares.sum(axis=1), self._costs)
             self._weights = dict(zip(num_to_go, weights.tolist(), strict=True))
