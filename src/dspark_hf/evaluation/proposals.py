@@ -1,4 +1,4 @@
-"""Proposals on disk: the target decodes prompts with the drafter, and every round is kept as it ends (`rounds_file`)."""
+"""Proposals on disk: the target decodes prompts with the drafter, and every round is kept in a file as it ends."""
 
 import copy
 import hashlib
