@@ -29,18 +29,19 @@ def eval_command(
     prompts: Annotated[
         list[str] | None,
         typer.Option(
-            help="Instead: prompts that are decoded with each drafter in turn. File (JSONL with `prompt`, `messages` or "
-            "`turns`, CSV, Parquet, ...), folder, or data set of the Hub. For drafters of any kind."
+            help="Instead: prompts that are decoded with each drafter in turn. File (JSONL with `prompt`, `messages` "
+            "or `turns`, CSV, Parquet, ...), folder, or data set of the Hub. For drafters of any kind."
         ),
     ] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder or Hub id, or NAME=FOLDER; may be repeated, the last is the baseline. Default: the one shipped "
-            "for the target."
+            help="Folder or Hub id, or NAME=FOLDER; may be repeated, the last is the baseline. Default: the one "
+            "shipped for the target."
         ),
     ] = None,
     target: TargetOption = "smollm2-135m-instruct",
+    split: Annotated[str | None, typer.Option(help="Of Hub or saved data sets. Default: train.")] = None,
     temperature: Annotated[
         list[float] | None, typer.Option(help="Of decoding prompts; may be repeated. Default: 0, greedy.")
     ] = None,
@@ -82,6 +83,7 @@ def eval_command(
         from dspark_hf.evaluation.figures import check_can_draw
 
         decoding = {
+            "split": split,
             "num_prompts": num_prompts,
             "temperatures": None if temperature is None else tuple(temperature),
             "top_p": top_p,

@@ -116,6 +116,9 @@ def group_scores(texts: Sequence[ReplayedText], cuts: Sequence[Cut], *, seed: in
     return scores
 
 
+_SLOT_SUMS = ("reached", "accepted")
+
+
 def _group_score(texts: Sequence[ReplayedText], cuts: Sequence[Cut], data_sets: list[str], seed: int) -> GroupScore:
     resamples = Resamples(_columns(texts, cuts), seed=seed)
     whole = max((i for i, cut in enumerate(cuts) if cut.kind == "length"), key=lambda i: cuts[i].value)
@@ -125,7 +128,7 @@ def _group_score(texts: Sequence[ReplayedText], cuts: Sequence[Cut], data_sets: 
         name: float(sum(getattr(one, f"num_{name}")[whole] for one in found))
         for name in ("tokens", "rounds", "verified", "accepted")
     }
-    reached, accepted = (sum(getattr(one, name) for one in found) for name in ("reached", "accepted"))
+    reached, accepted = (torch.stack([getattr(one, name) for one in found]).sum(dim=0) for name in _SLOT_SUMS)
     conditional = torch.where(reached > 0, accepted / reached, torch.nan)
     scores = [_cut_score(cut.value, i, resamples) for i, cut in enumerate(cuts)]
     by_kind = {

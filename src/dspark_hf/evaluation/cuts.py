@@ -68,7 +68,7 @@ class CutPlan:
         parts = [(slots < k).expand(shape)[None] for k in range(1, self.num_slots + 1)]
         if self.thresholds:
             assert logits is not None, "thresholds need confidences"
-            maps = [None] if self.calibration is None else [None, self.calibration]
+            maps: list[SlotCalibration | None] = [None] if self.calibration is None else [None, self.calibration]
             for one in maps:
                 conditional = calibrate(logits.float(), one).conditional
                 assert conditional is not None, "logits give confidences"

@@ -59,17 +59,17 @@ class DecodedDrafter:
         return slot_qualities(proposals, own, seed=seed)
 
 
-def load_eval_prompts(sources: Sequence[str], num_prompts: int | None) -> list[Prompt]:
-    """Prompts of several sources; ids without a data set before a slash get their source's name there.
+def load_eval_prompts(request: DecodingRequest) -> list[Prompt]:
+    """Prompts of all sources; ids without a data set before a slash get their source's name there.
 
     Raises:
         TrainingDataError: as for `load_prompt_dataset`.
         ComparisonError: two prompts have the same id.
     """
     prompts: dict[str, Prompt] = {}
-    for source in sources:
+    for source in request.prompts:
         name = Path(source).expanduser().stem
-        for prompt in load_prompt_dataset(source, max_prompts=num_prompts):
+        for prompt in load_prompt_dataset(source, split=request.split, max_prompts=request.num_prompts):
             known = prompt.id if "/" in prompt.id else f"{name}/{prompt.id}"
             if known in prompts and prompts[known].messages != prompt.messages:
                 raise ComparisonError(f"two prompts have the id {known!r}; give each data set a name of its own")

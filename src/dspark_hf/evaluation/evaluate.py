@@ -58,7 +58,7 @@ def evaluate_drafters(
     decoding = request.decoding
     # What is not there is said before models are loaded.
     files = data_files(list(request.texts)) if decoding is None else []
-    prompts = [] if decoding is None else load_eval_prompts(decoding.prompts, decoding.num_prompts)
+    prompts = [] if decoding is None else load_eval_prompts(decoding)
     target, tokenizer = load_target(request.target, request.dtype, request.device)
     loaded = _load(request, target, tokenizer)
     if decoding is None:

@@ -37,6 +37,7 @@ class DecodingRequest:
 
     Attributes:
         prompts: Sources as for `load_prompt_dataset`.
+        split: Of data sets of the Hub, and of those that `datasets` saved in splits.
         num_prompts: Most taken of each source, from its start; None: all.
         temperatures: 0 is greedy; each is measured by itself.
         top_p, top_k: Cuts of both laws where the temperature is above 0; None cuts nothing.
@@ -50,6 +51,7 @@ class DecodingRequest:
     """
 
     prompts: tuple[str, ...]
+    split: str = "train"
     num_prompts: int | None = None
     temperatures: tuple[float, ...] = (0.0,)
     top_p: float | None = None

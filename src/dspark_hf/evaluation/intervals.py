@@ -36,12 +36,11 @@ class Resamples:
     Args:
         columns: What each prompt adds to each sum: one entry per prompt, at least one.
         seed: Of the resampling.
-        num_resamples: Resamples; each has as many prompts as there are.
+        num_resamples: Resamples, `NUM_RESAMPLES` if None; each has as many prompts as there are.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Sequence[float]], *, seed: int, num_resamples: int = NUM_RESAMPLES
-    ) -> None:
+    def __init__(self, columns: Mapping[str, Sequence[float]], *, seed: int, num_resamples: int | None = None) -> None:
+        num_resamples = num_resamples or NUM_RESAMPLES
         per_prompt = np.array(list(columns.values()), dtype=np.float64).T
         self.n = n = len(per_prompt)
         self._sums: Sums = dict(zip(columns, per_prompt.sum(axis=0), strict=True))
@@ -77,7 +76,7 @@ def bootstrap(
     statistic: Callable[[Sums], Floats],
     *,
     seed: int,
-    num_resamples: int = NUM_RESAMPLES,
+    num_resamples: int | None = None,
 ) -> Estimate:
     """Estimate one statistic of sums over prompts; arguments as for [`Resamples`] and its `estimate`."""
     return Resamples(columns, seed=seed, num_resamples=num_resamples).estimate(statistic)

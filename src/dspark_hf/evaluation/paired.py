@@ -71,7 +71,7 @@ def swap_test(
     statistic: Callable[[Sums], Floats],
     *,
     seed: int,
-    num_swaps: int = NUM_SWAPS,
+    num_swaps: int | None = None,
 ) -> float | None:
     """Randomisation test of a difference between drafters: their results are swapped within prompts.
 
@@ -82,12 +82,13 @@ def swap_test(
     Args:
         first, second, statistic: As for [`compare_pairs`].
         seed: Of the swaps that are drawn.
-        num_swaps: Most swaps tried.
+        num_swaps: Most swaps tried, `NUM_SWAPS` if None.
 
     Returns:
         Share of swaps with a difference at least as large as the one seen, the one seen counted; None with fewer than
         two prompts, or where the difference is undefined.
     """
+    num_swaps = num_swaps or NUM_SWAPS
     one, other = (np.array(list(part.values()), dtype=np.float64).T for part in (first, second))
     n = len(one)
     if n < 2:

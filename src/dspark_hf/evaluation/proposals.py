@@ -214,7 +214,7 @@ def _decode(
     ]
     for one in ended:
         if one.draft_tokens is not None:
-            _add(rounds, one, drafter.config.block_size)
+            _add(rounds, one)
     return rounds
 
 
@@ -222,13 +222,13 @@ def _digest(ids: Sequence[int]) -> str:
     return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
-def _add(rounds: list[PromptRounds], ended: EndedRounds, num_slots: int) -> None:
+def _add(rounds: list[PromptRounds], ended: EndedRounds) -> None:
     logits = [[]] * len(ended.rows) if ended.confidence_logits is None else ended.confidence_logits.tolist()
     for row, values, num_verified, num_accepted in zip(
         ended.rows, logits, ended.num_verified, ended.num_accepted, strict=True
     ):
         known = [round(v, 5) for v in values[:num_verified]]
-        rounds[row].logits.append(known + [0.0] * (num_slots - num_verified) if values else [])
+        rounds[row].logits.append(known + [0.0] * (ended.drafter.config.block_size - num_verified) if values else [])
         rounds[row].num_verified.append(num_verified)
         rounds[row].num_accepted.append(num_accepted)
 
