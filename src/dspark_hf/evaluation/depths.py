@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from ..configuration_dspark import DSparkConfig
 from .data_sets import groups_among
 from .intervals import Estimate
 from .replay import ReplayedText
@@ -60,8 +61,8 @@ def drafter_facts(drafter: PreTrainedModel, num_draft_tokens: int) -> DrafterFac
 
 def _family(config: object) -> str:
     model_type = str(getattr(config, "model_type", "unknown"))
-    if model_type != "dspark":
-        return model_type
+    if model_type != DSparkConfig.model_type:
+        return str(getattr(config, "drafter_type", model_type))
     if not getattr(config, "markov_rank", 0):
         return "DFlash"
     return f"DSpark, {getattr(config, 'markov_head_type', 'unknown')} head"

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..configuration_dspark import DSparkConfig
 from ..decoding.calibrate import calibration_for
 from ..hub.numbers import mode_name
 from ..modeling_dspark import DSparkDraftModel
@@ -80,10 +81,11 @@ def _load(
         found = load_drafter(one.source, target, request.target, tokenizer, seed=request.seed)
         if found.kind == "untrained":
             raise ComparisonError(f"no drafter is shipped for target {request.target!r}; name one with --drafter")
-        if request.decoding is None and not isinstance(found.model, DSparkDraftModel):
+        kind = found.model.config.model_type
+        if request.decoding is None and kind != DSparkConfig.model_type:
             raise ComparisonError(
-                f"drafter {one.source!r} is a {type(found.model).__name__}, whose rounds cannot be replayed on texts; "
-                "decode prompts with it (--prompts)"
+                f"drafter {one.source!r} is of kind {kind!r}, whose rounds cannot be replayed on texts; decode prompts "
+                "with it (--prompts)"
             )
         found = found if one.name is None else dataclasses.replace(found, name=one.name)
         loaded[found.name] = found  # the same drafter twice is one

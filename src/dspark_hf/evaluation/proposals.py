@@ -20,7 +20,8 @@ from ..modeling_dspark import DSparkDraftModel
 from ..prompts import Prompt, encode_prompt
 from ..training.answering import pad_left
 from ..training.feature_cache import target_fingerprint
-from .rounds_file import PromptRounds, append_rounds, open_rounds, read_rounds
+from .rounds_file import PromptRounds as PromptRounds
+from .rounds_file import append_rounds, open_rounds_file, read_rounds_file
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ def record_rounds(
         "law": law_settings(settings.generation_config(target)),
     }
     digests = {name: _digest(ids) for name, ids in prompts.items()}
-    done = {key: one for key, one in open_rounds(path, identity).items() if digests.get(one.id) == one.digest}
+    done = {key: one for key, one in open_rounds_file(path, identity).items() if digests.get(one.id) == one.digest}
     num_done = sum(len(rounds.logits) for rounds in done.values())
     is_all = num_proposals is None
     with tqdm(
@@ -167,7 +168,18 @@ def read_proposals(path: Path) -> Proposals:
     Raises:
         CalibrationError: it cannot be read, or holds no round.
     """
-    return proposals_of_rounds(read_rounds(path)[1].values(), str(path))
+    return proposals_of_rounds(read_rounds_file(path)[1].values(), str(path))
+
+
+def read_rounds(path: Path, prompts: Mapping[str, Sequence[int]]) -> list[PromptRounds]:
+    """What a file that `record_to_file` wrote holds of these prompts, token ids by id, in their order.
+
+    Raises:
+        CalibrationError: it cannot be read.
+    """
+    done = read_rounds_file(path)[1]
+    keys = [(name, _digest(ids)) for name, ids in prompts.items()]
+    return [done[key] for key in keys if key in done]
 
 
 def _batches(prompts: Mapping[str, Sequence[int]], settings: RecordingSettings) -> Iterator[list[str]]:

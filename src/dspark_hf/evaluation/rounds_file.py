@@ -42,7 +42,7 @@ class PromptRounds:
         return self.id, self.digest
 
 
-def open_rounds(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], PromptRounds]:
+def open_rounds_file(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], PromptRounds]:
     """What an earlier run left, by prompt; a new file gets its first line.
 
     Args:
@@ -61,7 +61,7 @@ def open_rounds(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], P
             return {}
     except OSError as error:
         raise CalibrationError(f"{path} cannot be written ({error}); name another output") from error
-    found, done = read_rounds(path)
+    found, done = read_rounds_file(path)
     differing = sorted(key for key in identity if found.get(key) != identity[key])
 
     def _told(key: str) -> str:
@@ -81,7 +81,7 @@ def open_rounds(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], P
     return done
 
 
-def read_rounds(path: Path) -> tuple[dict[str, Any], dict[tuple[str, str], PromptRounds]]:
+def read_rounds_file(path: Path) -> tuple[dict[str, Any], dict[tuple[str, str], PromptRounds]]:
     """First line, and rounds by prompt; a last line that an interruption cut short is taken off the file.
 
     Raises:
