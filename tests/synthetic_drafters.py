@@ -55,7 +55,7 @@ class SyntheticDrafter:
         is_hit = rng.random((num_prompts, self.num_rounds, self.num_slots)) < kinds[:, None, :]
         return np.cumprod(is_hit, axis=-1).sum(axis=-1)
 
-    def prompts(self, rng, num_prompts, data_set="gsm8k"):
+    def prompts(self, rng, num_prompts, data_set="own"):
         accepted = self.num_accepted(rng, num_prompts)
         slots = np.arange(self.num_slots)
         signs = np.where(slots < accepted[..., None], 0.5, -0.5)

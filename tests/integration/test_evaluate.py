@@ -1,6 +1,7 @@
 """`dspark eval`: replays against generate() with shorter drafts, decoding against replays, and the command itself."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -17,21 +18,19 @@ import dspark_cli
 from dspark_hf import record_speculation
 from dspark_hf.decoding.calibrate import SlotCalibration
 from dspark_hf.decoding.observers import observe_rounds
-from dspark_hf.evaluation import ComparisonError, evaluate, proposals
+from dspark_hf.evaluation import ComparisonError, calibration_quality, evaluate, proposals
 from dspark_hf.evaluation.cuts import CutPlan
 from dspark_hf.evaluation.decoded import decode_drafter, load_eval_prompts
 from dspark_hf.evaluation.evaluation_request import DecodingRequest, DrafterSource, EvaluationRequest
 from dspark_hf.evaluation.replay import Replay, TargetText
 from dspark_hf.model.draft_vocab import offsets_of
 
-NUM_NEW = 48
-THRESHOLDS = (0.0, 0.3, 0.45, 0.5, 0.55, 0.7)
+NUM_NEW = 32
+THRESHOLDS = (0.0, 0.45, 0.5, 0.55)
 
 
 def drafters(target):
     yield near_drafter(target, confidence_head_with_markov=True)
-    yield near_drafter(target, markov_head_type="gated")
-    yield tiny_drafter(target, initializer_range=0.05, markov_head_type="rnn")
     yield tiny_drafter(target, initializer_range=0.05, draft_layout="fill_in", markov_head_type="rnn")
     yield tiny_drafter(target, initializer_range=0.05, markov_rank=0, confidence_head_with_markov=False)
     reduced = tiny_drafter(target, initializer_range=0.05, draft_vocab_size=20)
@@ -97,13 +96,13 @@ def test_sampled_thresholds_have_the_expectation_of_generate():
     target = tiny_target("llama")
     drafter = tiny_drafter(target, initializer_range=0.05, block_size=3)
     torch.nn.init.normal_(drafter.confidence_head.proj.weight, std=0.3, generator=torch.Generator().manual_seed(0))
-    runs, ids, num_new, threshold = 120, random_ids(5), 8, 0.5
+    runs, ids, num_new, threshold = 60, random_ids(5), 8, 0.5
     law = {"do_sample": True, "temperature": 1.3, "top_k": 0}
     cut = {"verification_policy": "threshold", "assistant_confidence_threshold": threshold}
     torch.manual_seed(0)
     real, replayed = [], []
     for run in range(runs):
-        rounds = rounds_of(target, ids, drafter, **law, **cut, max_new_tokens=num_new + 6)
+        rounds = rounds_of(target, ids, drafter, **law, **cut, max_new_tokens=num_new + 3)
         # Rounds that start inside the first tokens, with the drafts that lie inside.
         inside = [(num_new - 1 - at, v, a) for at, v, a in rounds if at < num_new - 1]
         real.append([len(inside), sum(min(v, n) for n, v, _ in inside), sum(min(a, n) for n, _, a in inside)])
@@ -164,17 +163,17 @@ def test_a_known_hit_rate_comes_back_from_generate(tmp_path, hit_rate):
     """The oracle drafter draws each slot's correctness by itself: acceptance of every slot is its hit rate."""
     target = tiny_target()
     ids = random_ids(6, seed=1)
-    text = greedy(target, ids, max_new_tokens=240)[0]
+    text = greedy(target, ids, max_new_tokens=180)[0]
     drafter = OracleDrafter.for_target(target, text, hit_rate=hit_rate, block_size=3)
-    request = DecodingRequest(("unused",), max_new_tokens=220)
+    request = DecodingRequest(("unused",), max_new_tokens=160)
     prompts = {"gsm8k/0": ids[0].tolist()}
     found = decode_drafter(target, drafter, "oracle", prompts, request, 0.0, thresholds=(), folder=tmp_path, seed=0)
     (one,) = found.texts
     rates, reached = one.accepted / one.reached, one.reached
     error = 3.5 * (hit_rate * (1 - hit_rate) / reached).sqrt()
-    assert ((rates - hit_rate).abs() < error).all() and reached[0] > 60
+    assert ((rates - hit_rate).abs() < error).all() and reached[0] > 45
     expected = 1 + hit_rate + hit_rate**2 + hit_rate**3
-    assert one.tau == pytest.approx(expected, abs=0.35)
+    assert one.tau == pytest.approx(expected, abs=0.4)
 
 
 def test_an_interrupted_evaluation_goes_on(target, tmp_path, monkeypatch):
@@ -277,6 +276,8 @@ def fewer_resamples():
         patch.setattr("dspark_hf.evaluation.intervals.NUM_RESAMPLES", 100)
         patch.setattr("dspark_hf.evaluation.calibration_quality.NUM_RESAMPLES", 50)
         patch.setattr("dspark_hf.evaluation.paired.NUM_SWAPS", 100)
+        floor = functools.partial(calibration_quality.calibrated_error_floor, num_draws=10)
+        patch.setattr(calibration_quality, "calibrated_error_floor", floor)
         yield
 
 
@@ -291,7 +292,7 @@ def three(root):
 def test_prompts_are_decoded_with_every_drafter(root, tmp_path, fewer_resamples):
     pytest.importorskip("matplotlib")
     outputs = ["--json", tmp_path / "r.json", "--markdown", tmp_path / "r.md", "--figures", tmp_path / "figures"]
-    prompts = ["--prompts", root / "prompts.jsonl", "--max-new-tokens", 16, "--temperature", 0, "--temperature", 1]
+    prompts = ["--prompts", root / "prompts.jsonl", "--max-new-tokens", 12, "--temperature", 0, "--temperature", 1]
     code, output = run(root, *three(root), *prompts, *outputs, "--rounds", tmp_path / "rounds")
     assert code == 0, output
     report = json.loads((tmp_path / "r.json").read_text())
@@ -311,8 +312,9 @@ def test_prompts_are_decoded_with_every_drafter(root, tmp_path, fewer_resamples)
     assert len(calibrated["groups"]["all"]["calibrated_thresholds"]) == 10
     assert {one["group"] for one in report["differences"]} == {"all", "math", "code", "chat", "mean of data sets"}
     assert all(0 < one["p_value"] <= 1 for one in report["differences"])
-    assert [one["drafter"] for one in report["depths"]] == ["shallow", "deep"] * 2
-    assert report["depths"][0]["gains"] == [] and report["depths"][1]["gains"][0]["baseline"] == "shallow"
+    assert [one["drafter"] for one in report["depths"]] == ["shallow", "deep", "calibrated"] * 2
+    assert report["depths"][0]["gains"] == []
+    assert all(report["depths"][i]["gains"][0]["baseline"] == "shallow" for i in (1, 2))
     assert set(report["reliability"]["calibrated"]) == {"greedy", "temperature 1"}
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {f"figure{k}" for k in (2, 3, 4, 5, 6)} == {name[:7] for name in names}
@@ -324,8 +326,8 @@ def test_prompts_are_decoded_with_every_drafter(root, tmp_path, fewer_resamples)
     again = [*three(root), *prompts, "--json", tmp_path / "again.json", "--rounds", tmp_path / "rounds"]
     assert run(root, *again)[0] == 0  # from the rounds that are kept
     assert json.loads((tmp_path / "again.json").read_text())["scores"] == report["scores"]
-    code, output = run(root, *again, "--max-new-tokens", 12)
-    assert code == 2 and "max_new_tokens 16, now 12" in output
+    code, output = run(root, *again, "--max-new-tokens", 10)
+    assert code == 2 and "max_new_tokens 12, now 10" in output
 
 
 def test_a_card_shows_what_decoding_measured(root, tmp_path, fewer_resamples):

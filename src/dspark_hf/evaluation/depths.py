@@ -82,14 +82,15 @@ def depth_scores(
         depths = {name: facts[name].num_layers or 0 for name in names}
         if len(set(depths.values())) < 2:
             continue
-        before: str | None = None
         for name in sorted(names, key=lambda name: depths[name]):
-            is_deeper = before is not None and depths[before] < depths[name]
-            pair = (texts[name, temperature], texts[before, temperature]) if before is not None and is_deeper else None
-            gains = [] if pair is None else paired_differences((name, str(before)), temperature, pair, seed=seed)
+            shallower = [other for other in names if depths[other] < depths[name]]
+            gains: list[PairedDifference] = []
+            if shallower:
+                before = max(shallower, key=lambda name: depths[name])
+                pair = (texts[name, temperature], texts[before, temperature])
+                gains = paired_differences((name, before), temperature, pair, seed=seed)
             tau = _taus(texts[name, temperature], seed)
             scores.append(DepthScore(family, depths[name], name, temperature, tau, gains))
-            before = name
     return scores
 
 

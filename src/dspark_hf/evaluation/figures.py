@@ -166,7 +166,7 @@ def _tau_by_depth(report: DraftersReport, temperature: float) -> Any:
             known = [(i, taus[name]) for i, name in enumerate(columns) if name in taus]
             if known:
                 label = f"paper: {drafter}, {num_layers} layers"
-                style = {"color": "0.6", "linestyle": "none", "markersize": 4, "markerfacecolor": "none"}
+                style: dict[str, Any] = {"color": "0.6", "linestyle": "none", "markerfacecolor": "none"}
                 axes.plot(*zip(*known, strict=True), marker=marker, label=label, zorder=1, **style)
     axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize="small")
     axes.set_ylabel("tau, tokens per round")

@@ -262,7 +262,8 @@ def _at_tokens(drafter: DSparkDraftModel, draft_probs: Tensor, blocks: AnchorBlo
 
 def _rounds(text: TargetText, parts: list[_Part], plan: CutPlan | None) -> ReplayedText:
     """Expected rounds: blocks are visited forwards, each with the probability that a round starts there."""
-    acceptance, label = (torch.cat([part[i].cpu() for part in parts]) for i in (0, 1))
+    acceptance = torch.cat([part.acceptance.cpu() for part in parts])
+    label = torch.cat([part.label.cpu() for part in parts])
     found = [part.confidence_logits.cpu() for part in parts if part.confidence_logits is not None]
     logits = torch.cat(found) if found else None
     num_blocks, size = acceptance.shape

@@ -61,8 +61,8 @@ def paired_differences(
         statistics.append((MEAN, groups["all"], mean(groups["all"])))
     differences = []
     for group, members, statistic in statistics:
-        parts = [[text for text in part if domain_of(text.id) in members] for part in texts]
-        found = compare_pairs(*map(tau_columns, parts), statistic, seed=seed)
+        ours, theirs = (tau_columns([text for text in part if domain_of(text.id) in members]) for part in texts)
+        found = compare_pairs(ours, theirs, statistic, seed=seed)
         differences.append(
             PairedDifference(
                 names[0], names[1], temperature, found.difference, group, found.gain_percent, found.p_value

@@ -29,7 +29,7 @@ def expected_rounds(acceptance, ell, at=0):
     return total
 
 
-def text(num_blocks=6, seed=0):
+def text(num_blocks=5, seed=0):
     """Acceptance of random drafts, none of them behind the text's end."""
     acceptance = torch.rand(num_blocks, SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return acceptance * (torch.arange(num_blocks, 0, -1)[:, None] > torch.arange(SIZE))
@@ -42,7 +42,7 @@ def test_lengths_are_walked_like_every_outcome():
         expected = expected_rounds(acceptance, int(cut.value))
         found = torch.stack([sums.num_rounds[i], sums.num_verified[i], sums.num_accepted[i]])
         assert found.tolist() == pytest.approx(expected.tolist())
-    assert (sums.num_tokens == 6).all()
+    assert (sums.num_tokens == 5).all()
     # Every token of a round but its bonus token is an accepted draft, and the last round may have no bonus token.
     assert (sums.num_tokens - sums.num_accepted - sums.num_rounds <= 1e-9).all()
 

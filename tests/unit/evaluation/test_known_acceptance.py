@@ -16,9 +16,9 @@ from dspark_hf.evaluation.results import GenerationTiming, PromptResult, RunPair
 from dspark_hf.evaluation.rounds_file import PromptRounds
 
 DRAFTER = SyntheticDrafter(((0.5, 0.4), (0.7, 0.6), (0.9, 0.8)), shift=1.2)
-NUM_TRIALS, NUM_PROMPTS = 60, 40
-# Of 60 intervals at 95 %, 49 or fewer hold the truth with a probability below 0.1 %.
-FEWEST = 50
+NUM_TRIALS, NUM_PROMPTS = 40, 40
+# Of 40 intervals at 95 %, 32 or fewer hold the truth with a probability below 0.1 %.
+FEWEST = 33
 
 
 @pytest.fixture(scope="module", autouse=True)
