@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..hub.numbers import mode_name
+from ..hub.numbers import DASH, mode_name
 from .acceptance_tables import CutScore, GroupScore
 from .data_sets import ALL
 from .drafters import DrafterScore, DraftersReport
@@ -126,7 +126,7 @@ def _slot_table(score: DrafterScore) -> TextTable:
     rows = []
     for k, acceptance in enumerate(score.conditional_acceptance):
         confidence = [values[k] if values else None for values in (score.confidence_auc, score.confidence_ece)]
-        rows.append([str(k + 1), *("-" if value is None else f"{value:.3f}" for value in (acceptance, *confidence))])
+        rows.append([str(k + 1), *(DASH if value is None else f"{value:.3f}" for value in (acceptance, *confidence))])
     return TextTable("", ["slot", "conditional acceptance", "confidence AUC", "confidence ECE"], rows)
 
 
@@ -136,7 +136,7 @@ def _depth_table(report: DraftersReport) -> TextTable:
     for depth in report.depths:
         gain = next((one for one in depth.gains if one.group == ALL), None)
         found = [depth.tau.get(name) for name in (*names, ALL, MEAN)]
-        told = "-" if gain is None or gain.gain_percent is None else _both(gain.gain_percent, 1)
+        told = DASH if gain is None or gain.gain_percent is None else _both(gain.gain_percent, 1)
         mode = mode_name(depth.temperature)
         rows.append([f"{depth.family}, {mode}", str(depth.num_layers), depth.drafter, *map(_both, found), told])
     header = ["kind", "layers", "drafter", *names, "pooled", MEAN, "gain over the shallower, percent"]
@@ -153,7 +153,7 @@ def _difference_table(report: DraftersReport) -> TextTable:
             one.group,
             *_cells(one.tau),
             _both(one.gain_percent, 1),
-            "-" if one.p_value is None else f"{one.p_value:.4f}",
+            DASH if one.p_value is None else f"{one.p_value:.4f}",
         ]
         for one in report.differences
     ]
@@ -161,16 +161,16 @@ def _difference_table(report: DraftersReport) -> TextTable:
 
 
 def _cells(value: Estimate) -> tuple[str, str]:
-    middle = "-" if value.value is None else f"{value.value:.3f}"
+    middle = DASH if value.value is None else f"{value.value:.3f}"
     if value.low is None or value.high is None:
-        return middle, "-"
+        return middle, DASH
     return middle, f"{value.low:.3f} to {value.high:.3f}"
 
 
 def _both(value: Estimate | None, digits: int = 3) -> str:
     """Value and interval in one cell."""
     if value is None or value.value is None:
-        return "-"
+        return DASH
     if value.low is None or value.high is None:
         return f"{value.value:.{digits}f}"
     return f"{value.value:.{digits}f} ({value.low:.{digits}f} to {value.high:.{digits}f})"

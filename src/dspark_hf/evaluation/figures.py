@@ -17,7 +17,9 @@ from .settings import ComparisonError
 from .tau_tables import MEAN
 
 DPI = 110
+LEGEND_COLUMN_INCHES = 2.4
 PAPER = {"color": "0.6", "linewidth": 1.2}
+PAPER_MARKERS = {("DSpark", "1"): "v", ("DSpark", "2"): "^", ("DSpark", "5"): "D", ("DFlash", "5"): "s"}
 PAPER_STYLES = {"DSpark": "-", "DFlash": "--", "Eagle3": ":", "DSpark, rnn head": "-."}
 
 
@@ -100,6 +102,13 @@ def _with_error(axes: Any, x: Sequence[float], values: Sequence[Estimate], **sty
     axes.errorbar([at for at, _ in known], y, yerr=errors, marker="o", markersize=4, capsize=2, linewidth=1.5, **style)
 
 
+def _whole_numbers(axes: Any, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(label)
+
+
 def _paper_line(axes: Any, x: Sequence[float], y: Sequence[float], drafter: str) -> None:
     axes.plot(x, y, linestyle=PAPER_STYLES.get(drafter, "-"), label=f"paper: {drafter}", zorder=1, **PAPER)
 
@@ -111,7 +120,8 @@ def _finish(figure: Any, title: str) -> Any:
     for axes in figure.axes:
         found, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, found, strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize="x-small")
+    num_columns = max(1, int(figure.get_figwidth() / LEGEND_COLUMN_INCHES))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=num_columns, fontsize="x-small")
     figure.suptitle(
         f"{title}; bars: {LEVEL:.0%} intervals over prompts\ngrey: {curves['source'].split(',')[0]}, "
         f"{curves['setting'].split(',')[0]}, temperature 1, read from its figures",
@@ -129,7 +139,7 @@ def _acceptance_by_slot(scores: Sequence[DrafterScore], mode: str) -> Any:
         for score in scores:
             slots = score.groups[group].slots
             _with_error(axes, [s.slot for s in slots], [s.conditional_acceptance for s in slots], label=score.drafter)
-        axes.set_xlabel("slot")
+        _whole_numbers(axes, "slot")
     panels[0].set_ylabel("acceptance, given all slots before")
     return _finish(figure, f"conditional acceptance by slot, {mode}")
 
@@ -144,7 +154,7 @@ def _tau_by_length(scores: Sequence[DrafterScore], mode: str) -> Any:
         for score in scores:
             lengths = score.groups[group].lengths
             _with_error(axes, [one.value for one in lengths], [one.tau for one in lengths], label=score.drafter)
-        axes.set_xlabel("drafts per round (the paper counts the anchor too)")
+        _whole_numbers(axes, "drafts per round (the paper counts the anchor too)")
     panels[0].set_ylabel("tau, tokens per round")
     return _finish(figure, f"accepted length by proposal length, {mode}")
 
@@ -159,13 +169,14 @@ def _tau_by_depth(report: DraftersReport, temperature: float) -> Any:
     axes = figure.subplots()
     for number, depth in enumerate(depths):
         at = [i + 0.6 * (number + 0.5) / len(depths) - 0.3 for i in range(len(columns))]
-        label = f"{depth.family}, {depth.num_layers} layers"
+        label = f"{depth.family}, {_layers(depth.num_layers)}"
         _with_error(axes, at, [depth.tau[name] for name in columns], label=label, linestyle="none")
     for drafter, layers in paper_offline_curves()["tau_by_depth"].items():
-        for (num_layers, taus), marker in zip(layers.items(), "v^D", strict=False):
+        for num_layers, taus in layers.items():
             known = [(i, taus[name]) for i, name in enumerate(columns) if name in taus]
             if known:
-                label = f"paper: {drafter}, {num_layers} layers"
+                label = f"paper: {drafter}, {_layers(int(num_layers))}"
+                marker = PAPER_MARKERS.get((drafter, num_layers), "o")
                 style: dict[str, Any] = {"color": "0.6", "linestyle": "none", "markerfacecolor": "none"}
                 axes.plot(*zip(*known, strict=True), marker=marker, label=label, zorder=1, **style)
     axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize="small")
@@ -174,14 +185,18 @@ def _tau_by_depth(report: DraftersReport, temperature: float) -> Any:
     return _finish(figure, f"accepted length by depth, {mode_name(temperature)}")
 
 
+def _layers(number: int) -> str:
+    return "1 layer" if number == 1 else f"{number} layers"
+
+
 def _threshold_sweep(score: DrafterScore, mode: str) -> Any:
     groups = list(score.groups)
     figure, panels = _panels(groups)
     for number, (axes, group) in enumerate(zip(panels, groups, strict=True)):
         _threshold_panel(axes, score.groups[group], paper_offline_curves()["threshold_sweep"], group)
         if number == 0:
-            axes.set_ylabel("tokens per round, bonus counted")
-    return _finish(figure, f"{score.drafter}: threshold on the raw confidence, {mode}; lines: acceptance rate")
+            axes.set_ylabel("tokens per round, bonus counted (bars)")
+    return _finish(figure, f"{score.drafter}: threshold on the raw confidence, {mode}")
 
 
 def _threshold_panel(axes: Any, group: GroupScore, paper: Mapping[str, Any], name: str) -> None:
@@ -194,6 +209,7 @@ def _threshold_panel(axes: Any, group: GroupScore, paper: Mapping[str, Any], nam
     axes.bar(at, rejected, width, bottom=accepted, color="tab:orange", alpha=0.5, label="rejected")
     rates = axes.twinx()
     rates.set_ylim(0, 1)
+    rates.set_ylabel("accepted of verified tokens (lines)", fontsize="small")
     _with_error(rates, at, [one.rate for one in points], color="tab:green", label="rate")
     if group.calibrated_thresholds:
         calibrated = [one.rate for one in group.calibrated_thresholds]

@@ -208,14 +208,15 @@ def _decode(
     draw_seed = int.from_bytes(hashlib.sha256(f"{settings.seed}\0{names[0]}".encode()).digest()[:7], "big")
     devices = [target.device] if target.device.type == "cuda" else []
     ended: list[EndedRounds] = []
+    config = settings.generation_config(target)
+    config.return_dict_in_generate = True  # for the tokens of each row
     with torch.random.fork_rng(devices=devices), observe_rounds(ended.append, with_plain=True):
         torch.manual_seed(draw_seed)
         output = target.generate(
             ids,
             attention_mask=mask,
-            generation_config=settings.generation_config(target),
+            generation_config=config,
             assistant_model=drafter,
-            return_dict_in_generate=True,
         )
     plain = [one for one in ended if one.draft_tokens is None]
     num_plain = [sum(row in one.rows for one in plain) for row in range(len(names))]

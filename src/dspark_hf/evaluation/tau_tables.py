@@ -1,11 +1,12 @@
 """Accepted length by data set, and differences of it between drafters on the same prompts."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .data_sets import groups_among
 from .intervals import Estimate, Floats, Sums, bootstrap
-from .paired import compare_pairs
+from .paired import Paired, compare_pairs
 from .replay import ReplayedText
 from .results import domain_of
 
@@ -39,8 +40,12 @@ def tau_of(texts: Sequence[ReplayedText], *, seed: int) -> Estimate:
 
 
 def mean_tau_of(texts: Sequence[ReplayedText], *, seed: int) -> Estimate:
-    """Mean over data sets of the pooled taus; every resample draws from the prompts of all data sets."""
-    return bootstrap(tau_columns(texts), mean(_data_sets(texts)), seed=seed)
+    """Mean over data sets of the pooled taus; every resample draws from the prompts of all data sets.
+
+    There is no interval where a data set has a single prompt: what it would be without that prompt is not known.
+    """
+    found = bootstrap(tau_columns(texts), mean(_data_sets(texts)), seed=seed)
+    return found if _fewest_prompts(texts) > 1 else _without_interval(found)
 
 
 def paired_differences(
@@ -63,6 +68,8 @@ def paired_differences(
     for group, members, statistic in statistics:
         ours, theirs = (tau_columns([text for text in part if domain_of(text.id) in members]) for part in texts)
         found = compare_pairs(ours, theirs, statistic, seed=seed)
+        if group == MEAN and _fewest_prompts(first) == 1:
+            found = Paired(_without_interval(found.difference), _without_interval(found.gain_percent), found.p_value)
         differences.append(
             PairedDifference(
                 names[0], names[1], temperature, found.difference, group, found.gain_percent, found.p_value
@@ -106,3 +113,11 @@ def mean(data_sets: Sequence[str]) -> Callable[[Sums], Floats]:
 
 def _data_sets(texts: Sequence[ReplayedText]) -> list[str]:
     return list(dict.fromkeys(domain_of(text.id) for text in texts))
+
+
+def _fewest_prompts(texts: Sequence[ReplayedText]) -> int:
+    return min(Counter(domain_of(text.id) for text in texts).values())
+
+
+def _without_interval(found: Estimate) -> Estimate:
+    return replace(found, low=None, high=None)

@@ -10,7 +10,7 @@ from synthetic_drafters import SyntheticDrafter
 from dspark_hf.evaluation import intervals, paired
 from dspark_hf.evaluation.paired import compare_pairs, swap_test
 from dspark_hf.evaluation.replay import ReplayedText
-from dspark_hf.evaluation.tau_tables import MEAN, paired_differences
+from dspark_hf.evaluation.tau_tables import MEAN, mean_tau_of, paired_differences
 
 # Prompts differ much more than drafters do.
 BASE = SyntheticDrafter(((0.3, 0.2, 0.2), (0.6, 0.5, 0.5), (0.9, 0.9, 0.8)))
@@ -138,4 +138,8 @@ def test_data_sets_are_pooled_by_group_and_weighed_alike():
     assert found["code"].tau.value == 0
     assert found["all"].tau.value == pytest.approx(120 / 108 - 120 / 110)
     assert found[MEAN].tau.value == pytest.approx((3 + 2 + 1) / 3 - (2 + 2 + 1) / 3)
-    assert found["all"].tau.n == 6 and found["math"].tau.n == 2
+    assert found["all"].tau.n == 6 and found["math"].tau.n == 2 and found[MEAN].tau.low is not None
+    # Resamples that draw the only prompt of a data set once each are all alike.
+    alone = {one.group: one for one in paired_differences(("a", "b"), 1.0, (first[1:], second[1:]), seed=0)}
+    assert alone[MEAN].tau.low is None and alone["all"].tau.low is not None and alone[MEAN].p_value is not None
+    assert mean_tau_of(first[1:], seed=0).low is None and mean_tau_of(first, seed=0).low is not None
