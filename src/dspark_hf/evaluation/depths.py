@@ -62,7 +62,8 @@ def drafter_facts(drafter: PreTrainedModel, num_draft_tokens: int) -> DrafterFac
 def _family(config: object) -> str:
     model_type = str(getattr(config, "model_type", "unknown"))
     if model_type != DSparkConfig.model_type:
-        return str(getattr(config, "drafter_type", model_type))
+        kind = str(getattr(config, "drafter_type", model_type))
+        return {"mtp": "MTP", "eagle3": "Eagle3"}.get(kind, kind)
     if not getattr(config, "markov_rank", 0):
         return "DFlash"
     return f"DSpark, {getattr(config, 'markov_head_type', 'unknown')} head"

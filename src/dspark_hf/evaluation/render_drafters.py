@@ -7,6 +7,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..hub.markdown import block, escape, prose, table
 from .drafters import DraftersReport
@@ -20,9 +21,9 @@ def render_drafters(report: DraftersReport, console: Console) -> None:
     tables = evaluation_tables(report)
     for one in tables:
         if one.is_brief:
-            drawn = Table(*one.header, title=one.title or None, box=box.SIMPLE)
+            drawn = Table(*one.header, title=Text(one.title) if one.title else None, box=box.SIMPLE)
             for row in one.rows:
-                drawn.add_row(*row)
+                drawn.add_row(*map(Text, row))  # names are no markup
             console.print(drawn)
     if any(not one.is_brief for one in tables):
         console.print(
