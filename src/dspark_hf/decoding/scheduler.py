@@ -9,7 +9,7 @@ from torch import Tensor
 from .._compat import TargetModel
 from ..fitting.profile_store import command_for, find_profile
 from ..fitting.step_residuals import residuals_of
-from ..fitting.throughput import ThroughputProfile
+from ..fitting.throughput import RoundTimes, ThroughputProfile
 from ..modeling_dspark import DSparkDraftModel
 from .policies.depth import DraftDepth
 from .policies.facts import RoundFacts, StepCosts, VerificationPolicy
@@ -42,7 +42,7 @@ class Scheduler:
         self,
         policy: VerificationPolicy,
         num_slots: int,
-        profile: ThroughputProfile | None,
+        profile: RoundTimes | None,
         device: torch.device,
         *,
         block_size: int,
@@ -51,7 +51,8 @@ class Scheduler:
         self._policy = policy
         self._profile = profile if policy.needs_costs else None
         self._gate = None if self._profile is None else DraftGate(num_slots)
-        self._residuals = residuals_of(self._profile) if is_timed and self._profile is not None else None
+        measured = self._profile if is_timed and isinstance(self._profile, ThroughputProfile) else None
+        self._residuals = None if measured is None else residuals_of(measured)
         self._depth = DraftDepth(num_slots)
         self._num_slots = num_slots
         self._block_size = block_size
@@ -132,7 +133,7 @@ class Scheduler:
         if self._residuals is not None:
             self._residuals.observe(num_rows, num_tokens, context, measured_s)
 
-    def _costs_of(self, profile: ThroughputProfile, num_live: int, context: int) -> StepCosts:
+    def _costs_of(self, profile: RoundTimes, num_live: int, context: int) -> StepCosts:
         key = num_live, context // COSTS_EVERY_TOKENS
         if key not in self._known_costs:
             if len(self._known_costs) >= MAX_KNOWN_COSTS:  # a long text passes many
