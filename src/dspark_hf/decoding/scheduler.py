@@ -1,7 +1,7 @@
 """Stage 3 over the rounds of one generate() call: whether a round drafts, and how much of its drafts is verified."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -51,7 +51,8 @@ class Scheduler:
         self._policy = policy
         self._profile = profile if policy.needs_costs else None
         self._gate = None if self._profile is None else DraftGate(num_slots)
-        measured = self._profile if is_timed and isinstance(self._profile, ThroughputProfile) else None
+        # Steps that a clock times are those of a measured profile.
+        measured = cast(ThroughputProfile | None, self._profile if is_timed else None)
         self._residuals = None if measured is None else residuals_of(measured)
         self._depth = DraftDepth(num_slots)
         self._num_slots = num_slots

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from ..intervals import LEVEL, Estimate
+from ..settings import ComparisonError
 from .server import Run
 
 # A request is starved when so many drafted rounds in a row verified none of its drafts.
@@ -67,18 +69,30 @@ def measure(run: Run, first: int, count: int) -> dict[str, float]:
     }
 
 
+@cache
+def student_quantile(n: int) -> float:
+    """Standard errors that an interval of `n` runs reaches to either side.
+
+    Raises:
+        ComparisonError: scipy is missing.
+    """
+    try:
+        from scipy.stats import t  # slow to import
+    except ImportError as error:
+        raise ComparisonError('intervals over runs need scipy: pip install "dspark-hf[eval]"') from error
+    return float(t.ppf((1 + LEVEL) / 2, n - 1))
+
+
 def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean over seeds with Student's interval, at the level of other reports; `n` counts seeds.
 
     A bootstrap of a handful of runs is too narrow, and means of runs are close to normal.
     """
-    from scipy.stats import t  # of the extra `eval`, and slow to import
-
     n = len(values)
     mean = float(np.mean(values))
     if n < 2 or not math.isfinite(mean):
         return Estimate(mean if math.isfinite(mean) else None, None, None, n)
-    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = student_quantile(n) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
 
 

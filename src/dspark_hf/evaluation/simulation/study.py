@@ -12,12 +12,12 @@ from ...decoding.policies.registry import COST_POLICIES
 from ..provenance import Provenance, collect_provenance
 from .bank import RoundBank
 from .loads import LoadPoint, closed_points, loads_of, point_of, poisson_points
-from .measures import MEASURES
+from .measures import MEASURES, student_quantile
 from .paper import source
 from .request import SimulationRequest
 from .series import CHANGE_SHARE, Series, calibration_drift, hard_and_easy, study_seconds, traffic_shift
 from .setting import Setting, banks_of, setting_of
-from .systems import MTP, System
+from .systems import System
 from .workload import TrafficMix
 
 # Of the systems asked for, those that are followed over time; the second one only where it is among them.
@@ -134,6 +134,7 @@ def simulate(request: SimulationRequest, *, show_progress: bool = False) -> Simu
     for setting, _ in settings:
         for system in systems:  # refused now, not in the middle
             system.planner(setting.machine, drafts.num_slots)
+    student_quantile(max(2, request.num_seeds))
     num_runs = sum(_num_runs(setting, loops, request) for setting, loops in settings)
     with tqdm(total=num_runs, desc="simulating", unit="run", disable=None if show_progress else True) as bar:
         machines = [_study(setting, loops, systems, request, bar.update) for setting, loops in settings]
@@ -238,8 +239,3 @@ def _survival_by_domain(drafts: RoundBank) -> dict[str, list[float]]:
         part = replace(drafts, conditional=drafts.conditional[places], num_accepted=drafts.num_accepted[places])
         found[domain] = part.slot_survival()
     return found
-
-
-def has_mtp(report: SimulationReport) -> bool:
-    """Whether there is an MTP-1 to compare with."""
-    return MTP in report.request.systems

@@ -1,0 +1,109 @@
+"""A simulation beside the paper's curves, in Markdown."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...hub.markdown import escape, table
+from .cells import mean_of
+from .figures import paper_gain
+from .loads import curve, gain_at_load, point_of
+from .measures import ratio_over_seeds
+from .paper import PaperModel, fitted_round, paper_models, source
+from .study import MachineResult, SimulationReport
+from .systems import MTP, PLAIN
+
+# Users at which the paper's gains are told.
+PAPER_USERS = (25, 50, 100, 200)
+
+
+def paper_lines(report: SimulationReport) -> Iterator[str]:
+    yield f"{source()}."
+    yield ""
+    yield (
+        "The gain with as many users is the ratio of accepted lengths over the ratio of round times. For the paper the "
+        f"round times are those of its {MTP} line at the budgets that it shows (verified tokens only; what drafting "
+        "costs is not in it, and so lowers the ratio of accepted lengths):"
+    )
+    yield ""
+    head = ["", "users", "gain", "accepted length, ratio", "round time, ratio", "budget"]
+    rows = [_paper_row(model, users) for model in paper_models() for users in PAPER_USERS]
+    for machine in report.machines:
+        systems = [
+            p.system for p in machine.closed if p.system not in (MTP, PLAIN) and not p.system.startswith("fixed")
+        ]
+        for system in dict.fromkeys(systems):
+            rows += [_own_row(machine, system, point.load) for point in curve(machine.closed, system)]
+    yield table(head, [row for row in rows if row])
+    yield ""
+    yield from _causes(report)
+
+
+def _paper_row(model: PaperModel, users: float) -> list[str]:
+    if users > model.throughput["dspark"][-1][0] or users > model.budget["dspark"][-1][0] * 1.05:
+        return []
+    gain = float(paper_gain(model, users))
+    budget = float(np.interp(users, *np.array(model.budget["dspark"]).T))
+    base = fitted_round(model.name).tokens_per_base
+    time_ratio = (base + users * budget) / (base + users * 2)
+    return [
+        f"paper, {model.name}",
+        f"{users:g}",
+        f"{gain:.2f}",
+        f"{gain * time_ratio:.2f}",
+        f"{time_ratio:.2f}",
+        f"{budget:.2f}",
+    ]
+
+
+def _own_row(machine: MachineResult, system: str, load: float) -> list[str]:
+    gain = gain_at_load(machine.closed, system, MTP, load)
+    if gain is None or gain.value is None:
+        return []
+    ours, theirs = point_of(machine.closed, system, load), point_of(machine.closed, MTP, load)
+    assert ours is not None and theirs is not None
+    tau = ratio_over_seeds(ours.by_seed["tau"], theirs.by_seed["tau"]).value or float("nan")
+    budget = mean_of(machine.closed, system, load, "budget")
+    name = f"{machine.name}, {system}"
+    return [name, f"{load:g}", f"{gain.value:.2f}", f"{tau:.2f}", f"{tau / gain.value:.2f}", f"{budget:.2f}"]
+
+
+def _causes(report: SimulationReport) -> Iterator[str]:
+    """Differences from the paper, in numbers of this run."""
+    flash = fitted_round("V4-Flash").tokens_per_base
+    pro = fitted_round("V4-Pro").tokens_per_base
+    yield "Where the curves differ, and why:"
+    yield ""
+    yield (
+        f"- Shape of the profile. The paper's {MTP} curves imply that {flash:.0f} (V4-Flash) and {pro:.0f} (V4-Pro) "
+        f"verified tokens cost as much as the rest of a round. {_shapes(report)}"
+    )
+    taus = {domain: 1 + sum(values) for domain, values in report.slot_survival.items()}
+    firsts = [values[0] for values in report.slot_survival.values()]
+    yield (
+        f"- Acceptance. A whole block of these rounds brings {min(taus.values()):.2f} to {max(taus.values()):.2f} "
+        f"tokens by domain, and one draft {1 + min(firsts):.2f} to {1 + max(firsts):.2f}. The paper tells neither for "
+        "its production models; the column of ratios is what its curves imply."
+    )
+    num_slots = len(next(iter(report.slot_survival.values())))
+    yield (
+        f"- Budget. It ends at {num_slots + 1} here, a whole block, where a draft costs next to nothing; the paper's "
+        "largest is 6, and its requests differ in domain as live traffic does. The budget falls with load as the price "
+        "of a draft rises through the survival of the slots; the tables of prices say where."
+    )
+    yield (
+        "- What is not simulated: limits of memory, prompts in chunks, expert routing, the width of a padded batch. "
+        "A round costs what its verified tokens cost on the machine's curve."
+    )
+
+
+def _shapes(report: SimulationReport) -> str:
+    parts = []
+    for machine in report.machines:
+        first, last = machine.prices[0], machine.prices[-1]
+        parts.append(
+            f"On {escape(machine.name)} it is {first.tokens_per_base:.0f} with {first.users} users and "
+            f"{last.tokens_per_base:.0f} with {last.users}, so that a draft pays from a survival of "
+            f"{first.draft_tokens:.3f} and {last.draft_tokens:.3f} on."
+        )
+    return " ".join(parts)
