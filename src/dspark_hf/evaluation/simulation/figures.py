@@ -9,7 +9,7 @@ import numpy as np
 
 from ..pictures import save_figure
 from .loads import Points, curve, gain_at_load, loads_of
-from .paper import Curve, PaperModel, paper_models
+from .paper import MOST_USERS, PaperModel, at_most_users, columns, gain_at_users, paper_models
 from .series import Series
 from .study import MachineResult, SimulationReport
 from .systems import MTP
@@ -82,11 +82,10 @@ def _load_curves(panels: Sequence[Any], machine: MachineResult) -> None:
 
 
 def _paper_load_curves(axes: Any, model: PaperModel, colour: str) -> None:
-    curves = model.user_speed_and_throughput
-    slowest = min(curves["mtp-1"])  # the point of the highest load
+    speed, throughput = at_most_users(model)
     for system, style in (("mtp-1", ":"), ("dspark", "--")):
-        x, y = _columns(curves[system])
-        axes.plot(x / slowest[0], y / slowest[1], style, color=colour, label=f"paper {model.name}, {system}")
+        x, y = columns(model.user_speed_and_throughput[system])
+        axes.plot(x / speed, y / throughput, style, color=colour, label=f"paper {model.name}, {system}")
 
 
 def _budget(panels: Sequence[Any], machine: MachineResult) -> None:
@@ -100,28 +99,17 @@ def _budget(panels: Sequence[Any], machine: MachineResult) -> None:
         if any(gain is not None for gain in gains):
             middle = [float("nan") if gain is None else gain.value for gain in gains]
             panels[1].plot(x, middle, "o-", markersize=3, label=system)
+    shared = np.linspace(0.1, 1, 19)
     for model, colour in zip(paper_models(), PAPER_COLOURS, strict=True):
-        x, y = _columns(model.budget["dspark"])
-        users = model.throughput["mtp-1"][-1][0]
-        panels[0].plot(x / users, y, "--", color=colour, label=f"paper {model.name}")
-        shared = np.linspace(0.1, 1, 19) * min(users, model.throughput["dspark"][-1][0])
-        panels[1].plot(shared / users, paper_gain(model, shared), "--", color=colour, label=f"paper {model.name}")
-    label = f"users, over the most simulated ({largest:g}) or plotted"
+        users, budget = columns(model.budget["dspark"])
+        panels[0].plot(users / MOST_USERS, budget, "--", color=colour, label=f"paper {model.name}")
+        gains = gain_at_users(model, shared * MOST_USERS)
+        panels[1].plot(shared, gains, "--", color=colour, label=f"paper {model.name}")
+    label = f"users, over the most: {largest:g} here, {MOST_USERS:g} of the paper"
     panels[0].set(title=machine.name, xlabel=label, ylabel="verified tokens of a row, anchor counted")
     panels[1].set(xlabel=label, ylabel=f"throughput over {MTP} with as many users")
     for axes in panels:
         _finish(axes)
-
-
-def paper_gain(model: PaperModel, users: Any) -> Any:
-    """Throughput of DSpark over MTP-1 with as many concurrent requests, from the curves of Figure 8."""
-    ours, theirs = (_columns(model.throughput[system]) for system in ("dspark", "mtp-1"))
-    return np.interp(users, *ours) / np.interp(users, *theirs)
-
-
-def _columns(points: Curve) -> tuple[Any, Any]:
-    x, y = np.array(points).T
-    return x, y
 
 
 def _fairness(panels: Sequence[Any], machine: MachineResult) -> None:

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 _FILE = Path(__file__).parents[2] / "data" / "paper_load_curves.json"
 
 Curve = list[list[float]]
+
+# Concurrent requests up to which all curves of Figure 8 are shown; ratios to a highest load are to this one.
+MOST_USERS = 200.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,25 @@ def conditional_acceptance(num_slots: int) -> dict[str, list[float]]:
     return {domain: values[:num_slots] for domain, values in _content()["conditional_acceptance"].items()}
 
 
+def columns(points: Curve) -> tuple[Floats, Floats]:
+    """A curve's two numbers, the first ascending."""
+    ordered = np.array(sorted(points))
+    return ordered[:, 0], ordered[:, 1]
+
+
+def gain_at_users(model: PaperModel, users: Floats | float) -> Floats:
+    """Throughput of DSpark over MTP-1's with as many concurrent requests (Figure 8)."""
+    ours, theirs = (np.interp(users, *columns(model.throughput[system])) for system in ("dspark", "mtp-1"))
+    return np.asarray(ours / theirs)
+
+
+def at_most_users(model: PaperModel) -> tuple[float, float]:
+    """Speed of a user and throughput of MTP-1 with `MOST_USERS` requests (Figures 7 and 8)."""
+    throughput = float(np.interp(MOST_USERS, *columns(model.throughput["mtp-1"])))
+    speed, total = columns(model.user_speed_and_throughput["mtp-1"])
+    return float(np.interp(-throughput, -total, speed)), throughput
+
+
 def fitted_round(model: str) -> RoundLine:
     """Seconds of a round that the MTP-1 curve of Figure 8 implies.
 
@@ -68,6 +93,6 @@ def fitted_round(model: str) -> RoundLine:
     that factor. What a request costs besides its tokens (its keys and values are read) is part of the slope.
     """
     curves = next(one for one in paper_models() if one.name == model)
-    concurrency, throughput = np.array(curves.throughput["mtp-1"]).T
+    concurrency, throughput = columns(curves.throughput["mtp-1"])
     slope, base = np.polyfit(2 * concurrency, concurrency / throughput, 1, w=np.sqrt(concurrency))
     return RoundLine(float(base), float(base / slope))

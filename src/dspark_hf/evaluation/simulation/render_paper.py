@@ -6,12 +6,11 @@ import numpy as np
 
 from ...hub.markdown import escape, table
 from .cells import mean_of
-from .figures import paper_gain
 from .loads import curve, gain_at_load, point_of
 from .measures import ratio_over_seeds
-from .paper import PaperModel, fitted_round, paper_models, source
+from .paper import PaperModel, columns, fitted_round, gain_at_users, paper_models, source
 from .study import MachineResult, SimulationReport
-from .systems import MTP, PLAIN
+from .systems import FIXED, MTP, PLAIN
 
 # Users at which the paper's gains are told.
 PAPER_USERS = (25, 50, 100, 200)
@@ -29,10 +28,8 @@ def paper_lines(report: SimulationReport) -> Iterator[str]:
     head = ["", "users", "gain", "accepted length, ratio", "round time, ratio", "budget"]
     rows = [_paper_row(model, users) for model in paper_models() for users in PAPER_USERS]
     for machine in report.machines:
-        systems = [
-            p.system for p in machine.closed if p.system not in (MTP, PLAIN) and not p.system.startswith("fixed")
-        ]
-        for system in dict.fromkeys(systems):
+        systems = dict.fromkeys(point.system for point in machine.closed)
+        for system in [name for name in systems if name not in (MTP, PLAIN) and not name.startswith(FIXED)]:
             rows += [_own_row(machine, system, point.load) for point in curve(machine.closed, system)]
     yield table(head, [row for row in rows if row])
     yield ""
@@ -40,10 +37,8 @@ def paper_lines(report: SimulationReport) -> Iterator[str]:
 
 
 def _paper_row(model: PaperModel, users: float) -> list[str]:
-    if users > model.throughput["dspark"][-1][0] or users > model.budget["dspark"][-1][0] * 1.05:
-        return []
-    gain = float(paper_gain(model, users))
-    budget = float(np.interp(users, *np.array(model.budget["dspark"]).T))
+    gain = float(gain_at_users(model, users))
+    budget = float(np.interp(users, *columns(model.budget["dspark"])))
     base = fitted_round(model.name).tokens_per_base
     time_ratio = (base + users * budget) / (base + users * 2)
     return [
