@@ -181,6 +181,7 @@ def test_unknown_systems_are_refused(name):
         {"min_drafts_every": 0},
         {"odds_factor": 0.0},
         {"num_requests": 1},
+        {"study_rounds": 39},
         {"num_seeds": 0},
         {"seed": -1},
     ],

@@ -5,8 +5,10 @@ import logging
 
 import pytest
 from simulated import setting, system
+from typer.testing import CliRunner
 
-from dspark_hf.evaluation.simulation import SimulationRequest, series, simulate
+import dspark_cli
+from dspark_hf.evaluation.simulation import SimulationRequest, simulate
 from dspark_hf.evaluation.simulation.bank import RoundBank
 from dspark_hf.evaluation.simulation.files import prepare, write
 from dspark_hf.evaluation.simulation.machine import accelerator
@@ -24,14 +26,9 @@ def place():
     return setting(RoundBank.of(traces), max_rows=USERS, on=accelerator(3))
 
 
-@pytest.fixture(autouse=True)
-def short_studies(monkeypatch):
-    monkeypatch.setattr(series, "STUDY_ROUNDS", 260)
-
-
 def test_traffic_that_grows_hard_is_verified_less(place):
     assert hard_and_easy(place) == ("hard", "easy")
-    end_s = study_seconds(place, USERS)
+    end_s = study_seconds(place, USERS, 260)
     mix = TrafficMix({"easy": 1.0}, {"hard": 1.0}, 0.4 * end_s)
     prefix = traffic_shift(place, system("prefix"), USERS, mix, end_s, seed=0)
     fixed = traffic_shift(place, system("full"), USERS, mix, end_s, seed=0)
@@ -45,7 +42,7 @@ def test_traffic_that_grows_hard_is_verified_less(place):
 
 def test_drift_is_warned_of_and_a_new_calibration_mends_it(place, caplog):
     caplog.set_level(logging.WARNING)
-    end_s = study_seconds(place, USERS)
+    end_s = study_seconds(place, USERS, 260)
     drift_s = 0.3 * end_s
     found = {}
     for name, factor, mends in (("right", 1.0, True), ("drift", 6.0, False), ("mended", 6.0, True)):
@@ -64,8 +61,7 @@ def test_drift_is_warned_of_and_a_new_calibration_mends_it(place, caplog):
     )
 
 
-def test_from_request_to_files(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(series, "STUDY_ROUNDS", 60)
+def test_from_request_to_files(tmp_path):
     request = SimulationRequest(
         tmp_path / "out",
         machines=("staircase",),
@@ -73,6 +69,7 @@ def test_from_request_to_files(tmp_path, caplog, monkeypatch):
         concurrency=(1, 8, 16),
         loads=(0.5,),
         num_requests=4,
+        study_rounds=60,
         num_seeds=2,
     )
     prepare(request.output)
@@ -97,3 +94,16 @@ def test_from_request_to_files(tmp_path, caplog, monkeypatch):
     ):
         assert part in page
     assert "nan" not in page and str(tmp_path) not in page
+
+
+def test_the_command_writes_all_and_refuses_what_is_not_there(tmp_path):
+    def run(*arguments):
+        return CliRunner().invoke(dspark_cli.app, ["simulate", "--output", str(tmp_path / "out"), *arguments])
+
+    done = run("--smoke", "--machine", "staircase", "--system", "plain", "--system", "full", "--concurrency", "2")
+    assert done.exit_code == 0, done.output
+    assert "simulation.json" in done.output and (tmp_path / "out" / "simulation.md").is_file()
+    refused = run("--machine", "nowhere")
+    assert refused.exit_code == 2
+    assert "machine must be one of accelerator, staircase or the file of a profile, got 'nowhere'" in refused.output
+    assert run("--load", "-1").exit_code == 2

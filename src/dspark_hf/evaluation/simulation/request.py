@@ -31,6 +31,7 @@ class SimulationRequest:
         min_drafts_every: The floor whose effect on fairness is shown.
         odds_factor: Drift: what all odds of acceptance estimates are multiplied by.
         num_requests: Least requests that a run measures.
+        study_rounds: Length of the studies over time, in rounds that verify no draft.
         num_seeds: Runs of each point.
         seed: The first of them.
 
@@ -50,7 +51,8 @@ class SimulationRequest:
     prefill_token_ms: float | None = None
     min_drafts_every: int = 4
     odds_factor: float = 4.0
-    num_requests: int = 48
+    num_requests: int = 24
+    study_rounds: int = 800
     num_seeds: int = 4
     seed: int = 0
 
@@ -71,6 +73,7 @@ class SimulationRequest:
             ("min_drafts_every", self.min_drafts_every >= 1, ">= 1"),
             ("odds_factor", 0 < self.odds_factor < 1e6, "above 0"),
             ("num_requests", self.num_requests >= 2, ">= 2"),
+            ("study_rounds", self.study_rounds >= 40, ">= 40"),
             ("num_seeds", self.num_seeds >= 1, ">= 1; intervals need 2"),
             ("seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"),
         ):
@@ -86,5 +89,6 @@ class SimulationRequest:
             concurrency=self.concurrency or (1, 8, 32),
             loads=self.loads[:1],
             num_requests=8,
+            study_rounds=120,
             num_seeds=2,
         )

@@ -18,8 +18,8 @@ from .systems import System
 from .workload import ClosedLoop, TrafficMix
 
 NUM_BINS = 40
-# A study lasts as long as so many rounds of a plain step and a draft take.
-STUDY_ROUNDS = 800
+# With fewer users a study takes as much longer, so that watches see as many rounds of requests.
+STUDY_USERS = 30
 # The change comes after this share of it; the first bins are left out of means, as all users begin at once.
 CHANGE_SHARE, WARM_SHARE = 0.35, 0.1
 # Rows * rounds behind the warning that a new calibration is fitted on.
@@ -54,10 +54,10 @@ class Series:
         return float(np.mean(inside)) if inside else float("nan")
 
 
-def study_seconds(setting: Setting, users: int) -> float:
-    """How long a study with so many users lasts."""
+def study_seconds(setting: Setting, users: int, num_rounds: int) -> float:
+    """How long a study with so many users lasts: as `num_rounds` rounds that verify no draft."""
     costs = setting.machine.costs(users, round(sum(setting.mean_tokens())))
-    return STUDY_ROUNDS * costs.round_seconds(users)
+    return num_rounds * max(1.0, STUDY_USERS / users) * costs.round_seconds(users)
 
 
 def traffic_shift(setting: Setting, system: System, users: int, mix: TrafficMix, end_s: float, *, seed: int) -> Series:

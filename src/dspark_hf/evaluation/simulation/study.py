@@ -160,7 +160,7 @@ def _study(
     floor = closed_points(setting, floors, loops[-1:], request, on_run) if floors else []
     poisson = poisson_points(setting, systems, request, on_run)
     users = study_users(loops)
-    end_s = study_seconds(setting, users)
+    end_s = study_seconds(setting, users, request.study_rounds)
     change_s = CHANGE_SHARE * end_s
     domains = hard_and_easy(setting)
     shift: dict[str, list[Series]] = {}
