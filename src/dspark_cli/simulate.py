@@ -1,7 +1,7 @@
 """`dspark simulate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,7 +68,7 @@ def simulate_command(
         from dspark_hf.evaluation.simulation.files import prepare, write
         from dspark_hf.evaluation.simulation.workload import LengthLaw
 
-        asked = {
+        asked: dict[str, Any] = {
             "machines": None if machine is None else tuple(machine),
             "systems": None if system is None else tuple(system),
             "concurrency": None if concurrency is None else tuple(concurrency),

@@ -87,12 +87,12 @@ def test_every_token_is_delivered_once_and_events_are_in_order(name, layout):
         kinds = [kind for kind, _ in itertools.groupby(event.kind for event in own)]
         assert kinds == ["issued", "admitted", "started", "tokens", "finished"]
         delivered = [event for event in own if event.kind == "tokens"]
-        indices = [i for event in delivered for i in range(event.first, event.first + event.count)]
+        indices = [i for event in delivered for i in range(event.first, event.first + event.num_tokens)]
         assert indices == list(range(one.request.answer_tokens))
         assert len(delivered) == one.num_rounds
     in_service = [event for event in events if event.kind != "issued"]
     assert [event.time_s for event in in_service] == sorted(event.time_s for event in in_service)
-    assert sum(event.count for event in events) == sum(one.num_tokens for one in run.rounds)
+    assert sum(event.num_tokens for event in events) == sum(one.num_tokens for one in run.rounds)
     admitted = [event.request for event in events if event.kind == "admitted"]
     assert admitted == list(range(len(admitted))), "first come, first served"
     assert max(one.num_rows for one in run.rounds) == 4

@@ -46,7 +46,7 @@ def draw_figures(report: SimulationReport, folder: Path) -> list[Path]:
         figure = Figure(figsize=(1 + 5.5 * len(machines), 0.6 + 3.8 * num_rows), layout="constrained")
         panels = figure.subplots(num_rows, len(machines), squeeze=False)
         for column, machine in enumerate(machines):
-            draw(panels[:, column], machine)
+            draw(list(panels[:, column]), machine)
         save_figure(figure, folder / name, dpi=DPI)
         written.append(folder / name)
     return written
@@ -103,8 +103,9 @@ def _budget(panels: Sequence[Any], machine: MachineResult) -> None:
     for model, colour in zip(paper_models(), PAPER_COLOURS, strict=True):
         users, budget = columns(model.budget["dspark"])
         panels[0].plot(users / MOST_USERS, budget, "--", color=colour, label=f"paper {model.name}")
-        gains = gain_at_users(model, shared * MOST_USERS)
-        panels[1].plot(shared, gains, "--", color=colour, label=f"paper {model.name}")
+        panels[1].plot(
+            shared, gain_at_users(model, shared * MOST_USERS), "--", color=colour, label=f"paper {model.name}"
+        )
     label = f"users, over the most: {largest:g} here, {MOST_USERS:g} of the paper"
     panels[0].set(title=machine.name, xlabel=label, ylabel="verified tokens of a row, anchor counted")
     panels[1].set(xlabel=label, ylabel=f"throughput over {MTP} with as many users")

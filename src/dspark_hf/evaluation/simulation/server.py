@@ -25,14 +25,14 @@ class Event(NamedTuple):
         time_s: When.
         kind: `issued`, `admitted`, `started`, `tokens` or `finished`.
         request: Its id.
-        first, count: Of `tokens`: index of the first token delivered, and how many.
+        first, num_tokens: Of `tokens`: index of the first token delivered, and how many.
     """
 
     time_s: float
     kind: str
     request: int
     first: int = 0
-    count: int = 0
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,11 @@ class Server:
         """Requests answered so far."""
         return self._served
 
-    def _tell(self, kind: str, request: int, first: int = 0, count: int = 0, *, time_s: float | None = None) -> None:
+    def _tell(
+        self, kind: str, request: int, first: int = 0, num_tokens: int = 0, *, time_s: float | None = None
+    ) -> None:
         if self._on_event is not None:
-            self._on_event(Event(self._now_s if time_s is None else time_s, kind, request, first, count))
+            self._on_event(Event(self._now_s if time_s is None else time_s, kind, request, first, num_tokens))
 
     def _issue(self) -> None:
         """Take what has arrived by now."""
