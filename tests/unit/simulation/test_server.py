@@ -63,12 +63,12 @@ def test_waiting_is_that_of_one_server_with_fixed_service_times(load):
     waits = []
     for seed in range(8):
         server = place.server(system("plain"), PoissonArrivals(load / service_s, seed), seed=seed)
-        run = server.run(served_until(1200))
-        waits.append(np.mean([one.admitted_s - one.request.issued_s for one in run.served[100:]]))
+        run = server.run(served_until(600))
+        waits.append(np.mean([one.admitted_s - one.request.issued_s for one in run.served[50:]]))
     expected = load * service_s / (2 * (1 - load))
     error = np.std(waits, ddof=1) / np.sqrt(len(waits))
     assert abs(np.mean(waits) - expected) < 4 * error
-    assert error < 0.12 * expected, "or the test could not tell"
+    assert error < 0.2 * expected, "or the test could not tell"
 
 
 @pytest.mark.parametrize("name", ALL_SYSTEMS)

@@ -10,7 +10,7 @@ from .workload import LengthLaw
 
 DEFAULT_SYSTEMS = (PLAIN, MTP, "fixed-2", "fixed-3", "full", "prefix", "smoothed", "block", "lagged")
 # Shares of the throughput of plain steps at full batch, at which requests arrive.
-DEFAULT_LOADS = (0.5, 0.8, 1.1, 1.4)
+DEFAULT_LOADS = (0.6, 1.0, 1.4)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SimulationRequest:
     min_drafts_every: int = 4
     odds_factor: float = 4.0
     num_requests: int = 24
-    study_rounds: int = 800
+    study_rounds: int = 500
     num_seeds: int = 4
     seed: int = 0
 
