@@ -69,8 +69,12 @@ def random_bank(*, num_texts=6, num_rounds=12, seed=0, layout="rounds"):
     rng = np.random.default_rng(seed)
     conditional = rng.beta(4, 2, size=(num_texts * num_rounds, GAMMA)).astype(np.float32)
     accepted = (rng.random(conditional.shape) < conditional).cumprod(axis=1).sum(axis=1)
-    whole = bank(accepted.reshape(num_texts, num_rounds).tolist(), layout=layout, domains=["easy", "hard"] * (num_texts // 2))
-    return RoundBank(**{name: getattr(whole, name) for name in RoundBank.__dataclass_fields__} | {"conditional": conditional})
+    whole = bank(
+        accepted.reshape(num_texts, num_rounds).tolist(), layout=layout, domains=["easy", "hard"] * (num_texts // 2)
+    )
+    return RoundBank(
+        **{name: getattr(whole, name) for name in RoundBank.__dataclass_fields__} | {"conditional": conditional}
+    )
 
 
 def setting(drafts, *, lengths="traces", max_rows=8, on=None):

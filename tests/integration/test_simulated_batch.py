@@ -107,8 +107,14 @@ def bank_of(rounds, drafter, batch):
             accepted[row].append(ended.num_accepted[place])
     lengths = batch["attention_mask"].sum(dim=1).tolist()
     prompts = [
-        prompt_trace(f"quick/{row}", logits[row], accepted[row], layout="rounds", calibration=calibration,
-                     prompt_length=lengths[row])
+        prompt_trace(
+            f"quick/{row}",
+            logits[row],
+            accepted[row],
+            layout="rounds",
+            calibration=calibration,
+            prompt_length=lengths[row],
+        )
         for row in range(NUM_ROWS)
     ]
     return RoundBank.of(AcceptanceTraces(tuple(prompts), "greedy", calibration))
