@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ...hub.markdown import escape, table
 from ..intervals import LEVEL
-from .cells import mean_of, ratio_cell
+from .cells import base_cell, mean_of, ratio_cell
 from .loads import Points, gain_at_load, gain_at_throughput, gain_at_user_speed, loads_of
 from .render_paper import paper_lines
 from .render_studies import drift_lines, fairness_lines, shift_lines
@@ -93,7 +93,7 @@ def _gains(machine: MachineResult, systems: Sequence[str]) -> Iterator[str]:
         (f"Throughput over {MTP} at the same speed of a user (figure 7)", gain_at_user_speed),
     ):
         yield ""
-        yield f"{title}; - where the two curves do not meet:"
+        yield f"{title}; none where the two curves do not meet:"
         yield ""
         rows = []
         for load in loads_of(machine.closed):
@@ -108,7 +108,7 @@ def _prices(machine: MachineResult) -> Iterator[str]:
         "survival is above that; and how many verified tokens cost as much as everything else in a round:"
     )
     yield ""
-    rows = [[str(p.users), f"{p.draft_tokens:.3f}", f"{p.tokens_per_base:.0f}"] for p in machine.prices]
+    rows = [[str(p.users), f"{p.draft_tokens:.3f}", base_cell(p.tokens_per_base)] for p in machine.prices]
     yield table(["users", "survival from which a draft pays", "tokens that cost as much as the rest"], rows)
 
 

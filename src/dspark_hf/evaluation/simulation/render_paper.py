@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...hub.markdown import escape, table
-from .cells import mean_of
+from .cells import base_cell, mean_of
 from .loads import curve, gain_at_load, point_of
 from .measures import ratio_over_seeds
 from .paper import PaperModel, columns, fitted_round, gain_at_users, paper_models, source
@@ -97,8 +97,8 @@ def _shapes(report: SimulationReport) -> str:
     for machine in report.machines:
         first, last = machine.prices[0], machine.prices[-1]
         parts.append(
-            f"On {escape(machine.name)} it is {first.tokens_per_base:.0f} with {first.users} users and "
-            f"{last.tokens_per_base:.0f} with {last.users}, so that a draft pays from a survival of "
+            f"On {escape(machine.name)} it is {base_cell(first.tokens_per_base)} with {first.users} users and "
+            f"{base_cell(last.tokens_per_base)} with {last.users}, so that a draft pays from a survival of "
             f"{first.draft_tokens:.3f} and {last.draft_tokens:.3f} on."
         )
     return " ".join(parts)

@@ -22,6 +22,8 @@ from .workload import TrafficMix
 
 # Of the systems asked for, those that are followed over time; the second one only where it is among them.
 DRIFT_POLICY = "prefix"
+# A round whose tokens all together cost less of the rest than this has no slope but rounding.
+FLAT_SHARE = 1e-6
 NO_DRIFT, UNMENDED, MENDED = "no drift", "drift", "drift, fitted again"
 
 
@@ -227,8 +229,8 @@ def _price(setting: Setting, closed: Sequence[LoadPoint], users: int) -> Price:
     slope, base = np.polyfit(num_tokens, [costs.round_seconds(int(n)) for n in num_tokens], 1)
     found = [point for name in {p.system for p in closed} if (point := point_of(closed, name, users)) is not None]
     best = max(point.estimate("throughput_tok_s").value or 0.0 for point in found)
-    slope = max(float(slope), 0.0)
-    return Price(users, best * slope, float(base) / slope if slope else float("inf"))
+    is_flat = slope * num_tokens[-1] < FLAT_SHARE * base
+    return Price(users, 0.0 if is_flat else best * float(slope), float("inf") if is_flat else float(base / slope))
 
 
 def _survival_by_domain(drafts: RoundBank) -> dict[str, list[float]]:
