@@ -153,12 +153,16 @@ def _binned(rounds: Sequence[Round], end_s: float) -> tuple[float, list[float], 
     """Seconds of a bin; tokens/s, tau and budget of each."""
     bin_s = end_s / NUM_BINS
     sums = np.zeros((NUM_BINS, 3))  # tokens, rows, verified drafts
+    last_s = np.zeros(NUM_BINS + 1)  # when the last round of a bin ended; whole rounds, or their number would ripple
     for one in rounds:
         if one.ended_s < end_s:
-            sums[int(one.ended_s / bin_s)] += one.num_tokens, one.num_rows, one.num_verified
+            place = int(one.ended_s / bin_s)
+            sums[place] += one.num_tokens, one.num_rows, one.num_verified
+            last_s[place + 1 :] = one.ended_s
     tokens, rows, verified = sums.T
-    rows = np.maximum(rows, 1)
-    return bin_s, (tokens / bin_s).tolist(), (tokens / rows).tolist(), (1 + verified / rows).tolist()
+    rows, seconds = np.maximum(rows, 1), np.diff(last_s)
+    tokens_per_s = np.divide(tokens, seconds, out=np.zeros(NUM_BINS), where=seconds > 0)
+    return bin_s, tokens_per_s.tolist(), (tokens / rows).tolist(), (1 + verified / rows).tolist()
 
 
 def _binned_gaps(gaps: Sequence[tuple[float, float, int]], end_s: float) -> list[float | None]:
