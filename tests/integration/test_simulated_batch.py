@@ -33,6 +33,13 @@ class EachTextOnce:
         return Request(text, issued_s, text, int(self._bank.prompt_tokens[text]), NUM_NEW - 1)
 
 
+class AllAtOnce(ClosedLoop):
+    """Users who ask one time."""
+
+    def finished(self, now_s):
+        pass
+
+
 @pytest.fixture(scope="module")
 def pair():
     return zoo.load_target("smollm2-135m-instruct", dtype=torch.float32), zoo.load_drafter("smollm2-135m-instruct")
@@ -76,7 +83,7 @@ def test_a_simulated_batch_goes_as_the_real_one_went(pair, batch, policy, monkey
         bank,
         RecordedEstimates(),
         EachTextOnce(bank),
-        ClosedLoop(NUM_ROWS),
+        AllAtOnce(NUM_ROWS),
         max_rows=NUM_ROWS,
         on_round=views.append,
     )
