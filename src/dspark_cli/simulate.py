@@ -1,5 +1,6 @@
 """`dspark simulate`."""
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,6 +88,8 @@ def simulate_command(
         if smoke:
             request = request.smoke()
         prepare(output)
+        # Simulated drift is warned of in the report; nobody is to calibrate anything.
+        logging.getLogger("dspark_hf.decoding.drift").setLevel(logging.ERROR)
         torch.set_num_threads(1)  # policies work on tensors too small to share
         report = simulate(request, show_progress=True)
         for path in write(report, output):
