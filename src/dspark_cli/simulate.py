@@ -1,12 +1,26 @@
 """`dspark simulate`."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .common import DebugOption, readable_errors
+
+
+@contextmanager
+def _quiet_drift() -> Iterator[None]:
+    """Simulated drift is told in the report; nobody is to calibrate anything."""
+    drift = logging.getLogger("dspark_hf.decoding.drift")
+    level = drift.level
+    drift.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        drift.setLevel(level)
 
 
 def simulate_command(
@@ -88,9 +102,8 @@ def simulate_command(
         if smoke:
             request = request.smoke()
         prepare(output)
-        # Simulated drift is warned of in the report; nobody is to calibrate anything.
-        logging.getLogger("dspark_hf.decoding.drift").setLevel(logging.ERROR)
         torch.set_num_threads(1)  # policies work on tensors too small to share
-        report = simulate(request, show_progress=True)
+        with _quiet_drift():
+            report = simulate(request, show_progress=True)
         for path in write(report, output):
             typer.echo(f"written  {path}")
