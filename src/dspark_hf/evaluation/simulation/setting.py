@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ..settings import ComparisonError
 from ..synthetic_traces import synthetic_traces
 from ..traces import load_traces
@@ -19,6 +21,7 @@ from .workload import Arrivals, ClosedLoop, LengthLaw, PoissonArrivals, RequestS
 SYNTHETIC_SLOTS = 5
 SYNTHETIC_PERSISTENCE = 0.5
 SYNTHETIC_TEXTS, SYNTHETIC_ROUNDS, SYNTHETIC_PROMPT_TOKENS = 64, 40, 256
+SYNTHETIC_ANSWER_TOKENS = 64, 257  # evenly from the first to the last but one
 
 MANY_USERS = (1, 8, 25, 50, 100, 200)
 MAX_POISSON_ROWS = 64
@@ -122,7 +125,12 @@ def banks_of(request: SimulationRequest) -> tuple[RoundBank, RoundBank | None, d
             prompt_length=SYNTHETIC_PROMPT_TOKENS,
             seed=request.seed,
         )
-        return RoundBank.of(traces), None, {**traces.source, "persistence": SYNTHETIC_PERSISTENCE}
+        drafts = RoundBank.of(traces)
+        # Texts of equal rounds would keep users of a closed loop in step.
+        tokens = np.random.default_rng(request.seed).integers(*SYNTHETIC_ANSWER_TOKENS, len(drafts.domains))
+        drafts = replace(drafts, answer_tokens=tokens)
+        origin = {"persistence": SYNTHETIC_PERSISTENCE, "answer_tokens_from_to": list(SYNTHETIC_ANSWER_TOKENS)}
+        return drafts, None, {**traces.source, **origin}
     traces = load_traces(request.traces)
     drafts = RoundBank.of(traces)
     mtp = None if request.mtp_traces is None else same_texts(drafts, RoundBank.of(load_traces(request.mtp_traces)))
