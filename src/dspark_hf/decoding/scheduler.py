@@ -1,7 +1,7 @@
 """Stage 3 over the rounds of one generate() call: whether a round drafts, and how much of its drafts is verified."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from .._compat import TargetModel
 from ..fitting.profile_store import command_for, find_profile
 from ..fitting.step_residuals import residuals_of
-from ..fitting.throughput import ThroughputProfile
+from ..fitting.throughput import RoundTimes, ThroughputProfile
 from ..modeling_dspark import DSparkDraftModel
 from .policies.depth import slots_worth_drafting
 from .policies.facts import RoundFacts, StepCosts, VerificationPolicy
@@ -46,7 +46,7 @@ class Scheduler:
         self,
         policy: VerificationPolicy,
         num_slots: int,
-        profile: ThroughputProfile | None,
+        profile: RoundTimes | None,
         device: torch.device,
         *,
         block_size: int,
@@ -56,7 +56,9 @@ class Scheduler:
         self._policy = policy
         self._profile = profile if policy.needs_costs else None
         self._gate = None if self._profile is None else DraftGate(num_slots)
-        self._residuals = residuals_of(self._profile) if is_timed and self._profile is not None else None
+        # Steps that a clock times are those of a measured profile.
+        measured = cast(ThroughputProfile | None, self._profile if is_timed else None)
+        self._residuals = None if measured is None else residuals_of(measured)
         self._history = RowHistory(num_slots)
         self._weighs_rows = not fills_freed_rows and getattr(policy, "weighs_rows", False)
         self._weights: dict[int, float] | None = None  # of the round in progress, by row
@@ -161,7 +163,7 @@ class Scheduler:
         if self._residuals is not None:
             self._residuals.observe(num_rows, num_tokens, context, measured_s)
 
-    def _costs_of(self, profile: ThroughputProfile, num_live: int, context: int) -> StepCosts:
+    def _costs_of(self, profile: RoundTimes, num_live: int, context: int) -> StepCosts:
         key = num_live, context // COSTS_EVERY_TOKENS
         if key not in self._known_costs:
             if len(self._known_costs) >= MAX_KNOWN_COSTS:  # a long text passes many
@@ -181,7 +183,7 @@ class Scheduler:
             self._known_costs[key] = whole.without_slots(self._block_size - self._num_slots)
         return self._known_costs[key]
 
-    def _row_s(self, profile: ThroughputProfile, num_rows: int, context: int) -> float:
+    def _row_s(self, profile: RoundTimes, num_rows: int, context: int) -> float:
         few = profile.grid.num_rows[0]
         if num_rows == few:
             return 0.0
