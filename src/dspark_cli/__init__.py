@@ -15,6 +15,7 @@ from .doctor import doctor_command
 from .evaluate import eval_command
 from .profile import profile_command
 from .push import push_command
+from .traces import traces_command
 from .train import train_app
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app.command("doctor")(doctor_command)
 app.command("eval")(eval_command)
 app.command("profile")(profile_command)
 app.command("push")(push_command)
+app.command("traces")(traces_command)
 app.add_typer(train_app, name="train")
 
 

@@ -70,7 +70,7 @@ class RecordingSettings:
 
 
 @dataclass(frozen=True)
-class _PromptRounds:
+class PromptRounds:
     """The rounds of one prompt, as one line of the file holds them."""
 
     id: str
@@ -143,6 +143,17 @@ def read_proposals(path: Path) -> Proposals:
     return _proposals(_read(path)[1].values(), path)
 
 
+def read_rounds(path: Path, prompts: Mapping[str, Sequence[int]]) -> list[PromptRounds]:
+    """What a file that `record_to_file` wrote holds of these prompts, token ids by id, in their order.
+
+    Raises:
+        CalibrationError: it cannot be read.
+    """
+    done = _read(path)[1]
+    keys = [(name, _digest(ids)) for name, ids in prompts.items()]
+    return [done[key] for key in keys if key in done]
+
+
 def _batches(prompts: Mapping[str, Sequence[int]], settings: RecordingSettings) -> Iterator[list[str]]:
     """Batches of prompts of similar length, which pad little, in an order drawn by the seed.
 
@@ -163,7 +174,7 @@ def _batches(prompts: Mapping[str, Sequence[int]], settings: RecordingSettings) 
 
 def _decode(
     target: Any, drafter: DSparkDraftModel, batch: Mapping[str, Sequence[int]], settings: RecordingSettings
-) -> list[_PromptRounds]:
+) -> list[PromptRounds]:
     ids, mask = pad_left(list(batch.values()), target.device)
     names = list(batch)
     draw_seed = int.from_bytes(hashlib.sha256(f"{settings.seed}\0{names[0]}".encode()).digest()[:7], "big")
@@ -176,7 +187,7 @@ def _decode(
             generation_config=settings.generation_config(target),
             assistant_model=drafter,
         )
-    rounds = [_PromptRounds(name, _digest(batch[name]), [], [], []) for name in names]
+    rounds = [PromptRounds(name, _digest(batch[name]), [], [], []) for name in names]
     for ended in record.rounds:
         _add(rounds, ended, drafter.config.block_size)
     return rounds
@@ -186,7 +197,7 @@ def _digest(ids: Sequence[int]) -> str:
     return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
-def _add(rounds: list[_PromptRounds], ended: EndedRounds, num_slots: int) -> None:
+def _add(rounds: list[PromptRounds], ended: EndedRounds, num_slots: int) -> None:
     assert ended.confidence_logits is not None, "a drafter without confidence head is refused before decoding"
     logits = ended.confidence_logits.tolist()
     for row, values, num_verified, num_accepted in zip(
@@ -197,7 +208,7 @@ def _add(rounds: list[_PromptRounds], ended: EndedRounds, num_slots: int) -> Non
         rounds[row].num_accepted.append(num_accepted)
 
 
-def _proposals(done: Iterable[_PromptRounds], path: Path) -> Proposals:
+def _proposals(done: Iterable[PromptRounds], path: Path) -> Proposals:
     rounds = [one for one in done if one.logits]
     if not rounds:
         raise CalibrationError(f"{path} holds no round; decode more prompts, or allow more than one new token")
@@ -209,7 +220,7 @@ def _proposals(done: Iterable[_PromptRounds], path: Path) -> Proposals:
     )
 
 
-def _open(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], _PromptRounds]:
+def _open(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], PromptRounds]:
     """What an earlier run left, by prompt; a new file gets its first line."""
     try:
         if not path.exists():
@@ -240,13 +251,13 @@ def _open(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], _Prompt
     return done
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, str], _PromptRounds]]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, str], PromptRounds]]:
     """First line, and rounds by prompt; a last line that an interruption cut short is taken off the file."""
     try:
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         header, *lines = whole.decode("utf-8").splitlines()
-        done = {one.key: one for one in (_PromptRounds(**json.loads(line)) for line in lines)}
+        done = {one.key: one for one in (PromptRounds(**json.loads(line)) for line in lines)}
         identity = json.loads(header)
         if len(whole) < len(content):
             os.truncate(path, len(whole))
@@ -255,7 +266,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, str], _PromptRoun
     return identity, done
 
 
-def _append(path: Path, rounds: Sequence[_PromptRounds]) -> None:
+def _append(path: Path, rounds: Sequence[PromptRounds]) -> None:
     lines = "".join(json.dumps(asdict(one)) + "\n" for one in rounds)
     try:
         with path.open("a", encoding="utf-8") as file:
