@@ -50,7 +50,8 @@ def report(files):
 def test_every_schedule_is_judged_at_every_load_that_a_machine_has(report):
     places = {(cell.mode, cell.machine, cell.num_rows) for cell in report.cells}
     measured_machine, stairs = report.machines
-    assert measured_machine.startswith("measured at 104 tokens")  # 64 of the prompt, half of some 80 behind it
+    context = int(measured_machine.split()[2])  # 64 tokens of the prompt, half of some 80 to 120 behind it
+    assert 64 + 40 <= context <= 64 + 60
     # 16 rows were not measured.
     loads = [(measured_machine, 1), (measured_machine, 4), *((stairs, n) for n in (1, 4, 16))]
     assert places == {(mode, *load) for mode in ("greedy", "sampled") for load in loads}
@@ -105,7 +106,7 @@ def test_uneven_schedules_show_who_goes_without(report):
 
 
 def test_static_schedules_are_tuned_on_the_other_half(files):
-    """On prompts of low acceptance a short draft is best: what is judged has high acceptance, and tuning may not see it."""
+    """On prompts of low acceptance a short draft is best; what is judged has high acceptance, which tuning may not see."""
     low = synthetic_traces({"a": [0.2, 0.2, 0.2]}, num_prompts=4, num_rounds=60, seed=0)
     high = synthetic_traces({"a": [0.95, 0.95, 0.95]}, num_prompts=4, num_rounds=60, seed=0)
     from dspark_hf.evaluation.ablation import _Statics
