@@ -67,8 +67,8 @@ def slowly(traces, load, length_at, num_slots):
         for row in rows:
             length = length_at[row["place"]]
             accepted = min(int(traces.num_accepted[row["place"]]), length)
-            end = int(load.ends[row["text"] % num_texts])
-            following = min(row["place"] + accepted + 1, end) if traces.is_by_position else row["place"] + 1
+            limit = int(load.limits[row["text"] % num_texts])
+            following = min(row["place"] + accepted + 1, limit) if traces.is_by_position else row["place"] + 1
             total += 1 + length
             row["wait"] = 0 if length else row["wait"] + 1
             book = books.get(row["text"])
@@ -109,9 +109,21 @@ def test_books_are_those_of_a_slow_reference(traces, num_rows):
 
 def test_every_text_is_committed_once_under_every_schedule():
     traces = by_position()
-    load = deal(traces, 4, max_rounds=100, seed=0)
+    load = deal(traces, 4, max_rounds=1000, seed=0)
     for length in range(SLOTS + 1):
         assert (replay(traces, load, fixed(traces, length)).tokens == load.ends - load.starts).all()
+
+
+def test_a_round_goes_beyond_a_piece_and_not_beyond_its_prompt():
+    """Else the last round of each piece would commit less than it did, and short pieces would look slow."""
+    one = prompt_trace("a/0", np.zeros((60, SLOTS)), np.full(60, SLOTS), layout="positions")
+    traces = FlatTraces.of(AcceptanceTraces((one,), "greedy"))
+    load = deal(traces, 1, max_rounds=6, seed=1)
+    assert (load.ends - load.starts < 30).all() and (load.limits == 60).all()
+    log = replay(traces, load, fixed(traces, SLOTS))
+    left = load.limits - load.starts
+    np.testing.assert_array_equal(log.tokens, np.minimum(log.rounds * (1 + SLOTS), left))
+    assert (log.tokens > load.ends - load.starts).any()
 
 
 def test_a_queue_holds_each_prompt_equally_often_and_pieces_lie_inside_them():

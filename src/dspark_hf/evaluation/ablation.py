@@ -43,8 +43,12 @@ THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(20))
 # Rows and stair of the check that no policy looks ahead: a machine on which searching ahead pays.
 LOOKAHEAD_ROWS, LOOKAHEAD_WIDTH = 8, 8
 
-_POLICIES = (PrefixPolicy, SmoothedPolicy, BlockPolicy, LaggedPolicy, HindsightPolicy)
+_POLICIES = (PrefixPolicy, SmoothedPolicy, BlockPolicy, LaggedPolicy)
 GATED_BLOCK = "gated block"
+
+# Rounds in which each row gets a draft at least, of `block` with a floor.
+FLOOR_EVERY = 4
+FLOORED_BLOCK = "floored block"
 
 
 def _on_policy(make: type[VerificationPolicy]) -> MakeSchedule:
@@ -55,7 +59,9 @@ def _on_policy(make: type[VerificationPolicy]) -> MakeSchedule:
 _WEIGHING: dict[str, MakeSchedule] = {
     "goodput": GoodputSchedule,
     **{policy.name: _on_policy(policy) for policy in _POLICIES},
+    FLOORED_BLOCK: lambda traces, costs, num_rows: PolicySchedule(BlockPolicy(FLOOR_EVERY), traces, costs, num_rows),
     GATED_BLOCK: lambda traces, costs, num_rows: GeneratedSchedule(BlockPolicy(), traces, costs, num_rows),
+    HindsightPolicy.name: _on_policy(HindsightPolicy),
 }
 
 # In the order of tables.
@@ -252,6 +258,7 @@ def _lookahead(traces: AcceptanceTraces, seed: int) -> dict[str, LookaheadCheck]
     (machine,) = machines_for([LOOKAHEAD_WIDTH], None, traces.num_slots, 1)
     costs = machine.costs(LOOKAHEAD_ROWS)
     policies: list[VerificationPolicy] = [FullPolicy(), SurvivalPolicy(0.5), GoodputPolicy(), *(p() for p in _POLICIES)]
+    policies.append(HindsightPolicy())
     return {policy.name: check_lookahead(policy, flat, costs, LOOKAHEAD_ROWS, seed=seed) for policy in policies}
 
 

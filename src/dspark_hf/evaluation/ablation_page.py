@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from .ablation import SCHEDULES, AblationReport, TraceFacts
+from .ablation import FLOOR_EVERY, SCHEDULES, AblationReport, TraceFacts
 from .ablation_cells import Cell
 from .intervals import LEVEL, Estimate
 
@@ -21,6 +21,7 @@ DESCRIPTIONS = {
     "smoothed": "early stop on a smooth curve, then what fits into the stair",
     "block": "as many as a forecast says pay",
     "lagged": "the likeliest; how many, from the estimates of two rounds earlier",
+    "floored block": f"`block`, and each row has a draft verified once in {FLOOR_EVERY} rounds (min_drafts_every)",
     "gated block": "`block` as generate() runs it: drafts nothing, or fewer slots, where that pays",
     "hindsight": "the best of each round by its estimates, all seen first; a bound, not lossless",
 }

@@ -73,13 +73,15 @@ class Load:
     Attributes:
         num_rows: Rows of every round.
         prompts: int64 `[texts]`, in the order of the queue; a prompt may come several times.
-        starts, ends: int64 `[texts]`, the places of each text.
+        starts, ends: int64 `[texts]`, the places of each text: a row that comes to the end takes the next text.
+        limits: int64 `[texts]`, where its prompt ends: a round may go beyond a text, and not beyond its prompt.
     """
 
     num_rows: int
     prompts: Counts
     starts: Counts
     ends: Counts
+    limits: Counts
 
 
 def deal(traces: FlatTraces, num_rows: int, *, max_rounds: int, seed: int) -> Load:
@@ -97,11 +99,11 @@ def deal(traces: FlatTraces, num_rows: int, *, max_rounds: int, seed: int) -> Lo
     num_prompts = len(traces.starts)
     repeats = -(-PROMPTS_PER_ROW * num_rows // num_prompts)
     prompts = np.concatenate([rng.permutation(num_prompts) for _ in range(repeats)])
-    starts, ends = traces.starts[prompts], traces.ends[prompts]
+    starts, limits = traces.starts[prompts], traces.ends[prompts]
     places_a_round = 1.0 + float(traces.num_accepted.mean()) if traces.is_by_position else 1.0
     most = max(MIN_TOKENS, int(max_rounds * num_rows * places_a_round / len(prompts)))
-    starts = starts + rng.integers(0, np.maximum(ends - starts - most, 0) + 1)
-    return Load(num_rows, prompts, starts, np.minimum(ends, starts + most))
+    starts = starts + rng.integers(0, np.maximum(limits - starts - most, 0) + 1)
+    return Load(num_rows, prompts, starts, np.minimum(limits, starts + most), limits)
 
 
 class Choice(NamedTuple):
@@ -197,6 +199,7 @@ class _Batch:
         self.row_ids = list(range(num_rows))
         self.places = load.starts[self._texts % num_texts].copy()
         self._ends = load.ends[self._texts % num_texts].copy()
+        self._limits = load.limits[self._texts % num_texts].copy()
         self._waits = np.zeros(num_rows, dtype=np.int64)
         self._rounds: list[tuple[int, int, float]] = []
         self._num_open = num_texts
@@ -215,7 +218,7 @@ class _Batch:
         """Play a round; drafts accepted, int64 `[rows]`."""
         lengths, at = choice.lengths, self.places
         accepted: Counts = np.minimum(self._traces.num_accepted[at], lengths)
-        following = np.minimum(at + accepted + 1, self._ends) if self._traces.is_by_position else at + 1
+        following = np.minimum(at + accepted + 1, self._limits) if self._traces.is_by_position else at + 1
         tokens = following - at if self._traces.is_by_position else accepted + 1
         expected = float(self._traces.survival[at][self._slots < lengths[:, None]].sum()) + len(at)
         self._rounds.append((len(at) + int(lengths.sum()), choice.num_slots, expected))
@@ -239,6 +242,7 @@ class _Batch:
         self._texts[row] = self.row_ids[row] = text
         self.places[row] = self._load.starts[text % num_texts]
         self._ends[row] = self._load.ends[text % num_texts]
+        self._limits[row] = self._load.limits[text % num_texts]
         self._waits[row] = 0
         self._first[min(text, num_texts)] = number
 

@@ -94,6 +94,8 @@ def record_traces(request: TraceRequest, *, show_progress: bool = False) -> Acce
     check_can_write(request.output)
     target, tokenizer = load_target(request.target, request.dtype, request.device)
     loaded = load_drafter(request.drafter, target, request.target, tokenizer, seed=request.seed)
+    if loaded.kind == "untrained":
+        raise ComparisonError(f"no drafter is shipped for target {request.target!r}; name one with --drafter")
     settings = _law(request, target)
     calibration = calibration_for(loaded.model.config, settings)
     if request.texts:
@@ -106,12 +108,11 @@ def record_traces(request: TraceRequest, *, show_progress: bool = False) -> Acce
             show_progress=show_progress,
         )
     else:
-        rounds = rounds_file(request.output)
         prompts = record_rounds(
             target,
             loaded.model,
             _encoded(request, tokenizer),
-            rounds,
+            rounds_file(request.output),
             request.recording,
             calibration,
             num_rounds=request.num_rounds,
@@ -122,8 +123,7 @@ def record_traces(request: TraceRequest, *, show_progress: bool = False) -> Acce
     source = _source(request, loaded, target, settings, prompts)
     traces = AcceptanceTraces(prompts, mode_of(settings), calibration, source)
     save_traces(request.output, traces)
-    if request.prompts:
-        rounds.unlink(missing_ok=True)
+    rounds_file(request.output).unlink(missing_ok=True)
     return traces
 
 
