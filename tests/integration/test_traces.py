@@ -1,17 +1,25 @@
 """Traces recorded with models give the rounds that generate() has, under whole drafts and under cut ones."""
 
+import json
+
 import pytest
 import torch
+import typer.testing
+from near_pair import write_pair
 from tiny import greedy, random_ids, tiny_drafter, tiny_target
 
-from dspark_hf import record_proposals, record_speculation
+import dspark_cli
+from dspark_hf import record_proposals, record_speculation, zoo
 from dspark_hf.decoding.calibrate import SlotCalibration, calibrate
-from dspark_hf.evaluation import trace_recording
+from dspark_hf.evaluation import proposals, trace_recording
 from dspark_hf.evaluation.proposals import RecordingSettings
 from dspark_hf.evaluation.replay import Replay, TargetText
 from dspark_hf.evaluation.settings import ComparisonError
 from dspark_hf.evaluation.trace_recording import record_positions, record_rounds
+from dspark_hf.evaluation.trace_sources import rounds_file
+from dspark_hf.evaluation.traces import load_traces
 from dspark_hf.model.draft_vocab import offsets_of
+from dspark_hf.prompts import encode_prompt, quickstart_prompts
 
 NEW_TOKENS, PROMPT_TOKENS = 24, 7
 CALIBRATION = SlotCalibration(torch.tensor([1.5, 0.5, 1.0, 1.0]), torch.tensor([0.3, 0.0, -0.2, 0.0]))
@@ -170,3 +178,129 @@ def test_a_drafter_without_confidences_is_refused(target, tmp_path):
         record_rounds(
             target, drafter, {}, tmp_path / "x", RecordingSettings(0.0, None, None, 4, 1, 0), None, num_rounds=1
         )
+
+
+# -- the commands -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    write_pair(root)
+    rows = [json.loads(line) for line in (root / "answers.jsonl").read_text().splitlines()]
+    with (root / "texts.jsonl").open("w") as file:
+        for number, row in enumerate(rows[:12]):
+            temperature = 0.0 if number < 8 else 1.0
+            domain = ("math", "chat")[number % 2]
+            file.write(json.dumps(row | {"id": f"{domain}/{number}", "temperature": temperature}) + "\n")
+    return root
+
+
+def run(*arguments):
+    return typer.testing.CliRunner().invoke(dspark_cli.app, [str(argument) for argument in arguments])
+
+
+def traces_command(pair, output, *more):
+    models = ("--target", pair / "target", "--drafter", pair / "my-drafter", "--dtype", "float32", "--threads", 1)
+    return run("traces", *models, "--output", output, *more)
+
+
+def test_traces_of_texts_then_an_ablation_of_them(pair, tmp_path):
+    output = tmp_path / "traces.jsonl"
+    result = traces_command(pair, output, "--texts", pair / "texts.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "layout positions" in result.output and "(chat, math)" in result.output
+    traces = load_traces(output)
+    assert (traces.mode, traces.layout, traces.num_slots, len(traces.prompts)) == ("greedy", "positions", 2, 8)
+    assert traces.source["from"] == "texts" and traces.source["provenance"]["n"] == 8
+    assert traces.source["law"] == {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0}
+    few = traces_command(pair, output, "--texts", pair / "texts.jsonl", "--mode", "sampled", "--max-per-domain", 1)
+    assert few.exit_code == 0 and len(load_traces(output).prompts) == 2 and load_traces(output).mode == "sampled"
+    traces_command(pair, output, "--texts", pair / "texts.jsonl")
+    result = run("ablate", "--traces", output, "--smoke", "--json", tmp_path / "ablation.json")
+    assert result.exit_code == 0, result.output
+    cells = json.loads((tmp_path / "ablation.json").read_text())["cells"]
+    assert {cell["num_rows"] for cell in cells} == {2, 16}
+
+
+def test_traces_of_decoding_go_on_where_they_were_interrupted(pair, tmp_path, monkeypatch):
+    output = tmp_path / "traces.jsonl"
+    arguments = (
+        "--prompts",
+        pair / "my-prompts.jsonl",
+        "--max-new-tokens",
+        12,
+        "--batch-size",
+        4,
+        "--max-per-domain",
+        16,
+    )
+    real, calls = proposals._decode, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(proposals, "_decode", interrupted)
+    assert traces_command(pair, output, *arguments).exit_code == 130
+    assert not output.exists() and rounds_file(output).exists()
+    assert traces_command(pair, output, *arguments).exit_code == 0
+    assert len(calls) == 3 + 2 and not rounds_file(output).exists()
+    monkeypatch.setattr(proposals, "_decode", real)
+    whole = tmp_path / "whole.jsonl"
+    assert traces_command(pair, whole, *arguments).exit_code == 0
+    one, other = load_traces(output), load_traces(whole)
+    assert (one.layout, one.mode, len(one.prompts)) == ("rounds", "greedy", 16)
+    assert [p.num_accepted.tolist() for p in one.prompts] == [p.num_accepted.tolist() for p in other.prompts]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ((), "one of the two, and not both"),
+        (("--texts", "texts.jsonl", "--prompts", "my-prompts.jsonl"), "one of the two, and not both"),
+        (("--texts", "texts.jsonl", "--mode", "warm"), "mode must be one of greedy, sampled"),
+        (("--texts", "texts.jsonl", "--mode", "sampled", "--temperature", "0.5"), "no text at temperature 0.5"),
+        (("--prompts", "my-prompts.jsonl", "--max-prompt-tokens", "2"), "none of 48 prompts has at most 2 tokens"),
+        (("--texts", "texts.jsonl", "--max-per-domain", "0"), "max_per_domain must be >= 1"),
+    ],
+)
+def test_requests_that_cannot_be_met_are_refused(pair, tmp_path, monkeypatch, arguments, what):
+    monkeypatch.chdir(pair)
+    result = traces_command(pair, tmp_path / "traces.jsonl", *arguments)
+    assert result.exit_code == 2 and what in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.real_model
+def test_the_bundled_drafters_traces_walk_as_generate_does():
+    target = zoo.load_target("smollm2-135m-instruct", dtype=torch.float32)
+    tokenizer = zoo.load_tokenizer("smollm2-135m-instruct")
+    drafter = zoo.load_drafter("smollm2-135m-instruct").to(torch.float32)
+    num_rounds = num_accepted = 0
+    for prompt in quickstart_prompts()[:2]:
+        ids = encode_prompt(tokenizer, prompt)
+        for length in (2, drafter.config.block_size):
+            with record_proposals() as record:
+                text = target.generate(
+                    ids,
+                    assistant_model=drafter,
+                    do_sample=False,
+                    max_new_tokens=48,
+                    num_assistant_tokens=length,
+                    verification_policy="full",
+                )
+            (trace,) = record_positions(
+                target, drafter, [TargetText(prompt.id, text[0], ids.shape[1], 0.0)], None, seed=0
+            )
+            rounds = walk(trace, length)
+            assert len(rounds) == len(record.rounds)
+            for (place, kept), ended in zip(rounds, record.rounds, strict=True):
+                assert kept == min(ended.num_accepted[0], len(trace) - place)
+                width = ended.num_verified[0]
+                logits = torch.from_numpy(trace.confidence_logits[place, :width])
+                torch.testing.assert_close(logits, ended.confidence_logits[0, :width], atol=1e-2, rtol=1e-2)
+            num_rounds, num_accepted = num_rounds + len(rounds), num_accepted + sum(kept for _, kept in rounds)
+    assert num_accepted > 0.3 * num_rounds

@@ -106,7 +106,7 @@ def test_uneven_schedules_show_who_goes_without(report):
 
 
 def test_static_schedules_are_tuned_on_the_other_half(files):
-    """On prompts of low acceptance a short draft is best; what is judged has high acceptance, which tuning may not see."""
+    """On prompts of low acceptance a short draft is best; what is judged has high acceptance, unseen by tuning."""
     low = synthetic_traces({"a": [0.2, 0.2, 0.2]}, num_prompts=4, num_rounds=60, seed=0)
     high = synthetic_traces({"a": [0.95, 0.95, 0.95]}, num_prompts=4, num_rounds=60, seed=0)
     from dspark_hf.evaluation.ablation import _Statics
