@@ -27,7 +27,7 @@ def ablate_command(
         int | None,
         typer.Option(help="Tokens of context at which the profile is read. Default: the mean of the traces."),
     ] = None,
-    max_rounds: Annotated[int | None, typer.Option(help="Rounds that each load is worth, about. Default: 600.")] = None,
+    max_rounds: Annotated[int | None, typer.Option(help="Rounds that each load is worth, about. Default: 400.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Few loads and rounds, to see that it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Of halves, queues and intervals.")] = 0,
     json_file: JsonOption = None,
@@ -68,13 +68,8 @@ def ablate_command(
             "max_rounds": max_rounds if max_rounds is not None else SMOKE_ROUNDS if smoke else None,
         }
         defaults = {field.name: field.default for field in fields(AblationRequest)}
-        request = AblationRequest(
-            traces=tuple(traces),
-            profile=profile,
-            context=context,
-            seed=seed,
-            **{name: defaults[name] if value is None else value for name, value in given.items()},
-        )
+        chosen: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in given.items()}
+        request = AblationRequest(traces=tuple(traces), profile=profile, context=context, seed=seed, **chosen)
         set_up_torch(1)  # tensors are small: more threads only wait for each other
         report = run_ablation(request, show_progress=True)
         if json_file is not None:

@@ -4,7 +4,7 @@ Static schedules are tuned on one half of the prompts, for each load and machine
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -51,7 +51,7 @@ FLOOR_EVERY = 4
 FLOORED_BLOCK = "floored block"
 
 
-def _on_policy(make: type[VerificationPolicy]) -> MakeSchedule:
+def _on_policy(make: Callable[[], VerificationPolicy]) -> MakeSchedule:
     return lambda traces, costs, num_rows: PolicySchedule(make(), traces, costs, num_rows)
 
 
@@ -89,7 +89,7 @@ class AblationRequest:
     profile: Path | None = None
     num_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     stair_widths: tuple[int, ...] = (1, 8, 16, 64)
-    max_rounds: int = 600
+    max_rounds: int = 400
     context: int | None = None
     seed: int = 0
 
@@ -163,9 +163,11 @@ def run_ablation(request: AblationRequest, *, show_progress: bool = False) -> Ab
     modes = [traces.mode for traces in recordings]
     _require(len(set(modes)) == len(modes), "traces", modes, "files of different modes")
     profile = None if request.profile is None else load_profile(request.profile)
-    cells, machines, facts = [], {}, []
+    context = request.context or round(float(np.mean([_mean_context(traces) for traces in recordings])))
+    cells: list[Cell] = []
+    machines: dict[str, str] = {}
+    facts = []
     for path, traces in zip(request.traces, recordings, strict=True):
-        context = request.context or round(_mean_context(traces))
         found = machines_for(request.stair_widths, profile, traces.num_slots, context)
         machines |= {machine.name: machine.unit for machine in found}
         halves = traces.halves(seed=request.seed)

@@ -7,6 +7,7 @@ from typing import Any
 
 from .ablation import SCHEDULES, AblationReport
 from .ablation_cells import Cell
+from .intervals import Estimate
 from .pictures import save_figure
 
 logger = logging.getLogger(__name__)
@@ -45,13 +46,17 @@ def _draw(axes: Any, cells: Sequence[Cell]) -> None:
     for number, name in enumerate(_NAMES):
         found = [(cell.num_rows, cell.over_plain) for cell in cells if cell.policy == name]
         points = [(n, e) for n, e in found if e is not None and e.value is not None]
-        rows = [n for n, _ in points]
         look = {"color": f"C{number}"}
-        axes.plot(rows, [1 + e.value for _, e in points], _STYLES.get(name, "-"), marker=".", label=name, **look)
+        axes.plot(
+            [n for n, _ in points], _ends(points, "value"), _STYLES.get(name, "-"), marker=".", label=name, **look
+        )
         bands = [(n, e) for n, e in points if e.low is not None]
-        ends = [[1 + getattr(e, end) for _, e in bands] for end in ("low", "high")]
-        axes.fill_between([n for n, _ in bands], *ends, alpha=0.08, **look)
+        axes.fill_between([n for n, _ in bands], _ends(bands, "low"), _ends(bands, "high"), alpha=0.08, **look)
     axes.axhline(1.0, color="0.7", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("rows")
     axes.grid(alpha=0.3)
+
+
+def _ends(points: Sequence[tuple[int, Estimate]], name: str) -> list[float]:
+    return [1.0 + getattr(estimate, name) for _, estimate in points]

@@ -13,7 +13,8 @@ from ..decoding.schedule import schedule
 from ..decoding.scheduler import Scheduler
 from ..decoding.types import Confidence
 from ..fitting.throughput import MeasuredCosts, ThroughputProfile
-from .trace_replay import Choice, Counts, FlatTraces, Schedule
+from .trace_replay import Choice, FlatTraces, Schedule
+from .traces import Counts
 
 # Plain rounds after which goodput drafts once, to learn whether that would pay by now.
 TRIAL_EVERY = 64

@@ -174,7 +174,8 @@ class RoundLog:
 
     def by_prompt(self, values: Counts | Doubles, num_prompts: int) -> Doubles:
         """Sums of a value of texts over those of each prompt, float64 `[prompts]`."""
-        return np.bincount(self.prompts, weights=values, minlength=num_prompts)
+        sums = np.bincount(self.prompts, weights=values, minlength=num_prompts)
+        return np.asarray(sums, dtype=np.float64)
 
 
 def replay(traces: FlatTraces, load: Load, schedule: Schedule) -> RoundLog:
