@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import typer.testing
-from near_pair import write_pair
+from near_pair import near_drafter, near_target, write_pair
 from tiny import greedy, random_ids, tiny_drafter, tiny_target
 
 import dspark_cli
@@ -87,13 +87,14 @@ def test_greedy_traces_walk_as_generate_does_under_any_cut(target, length):
     assert num_accepted > 0  # or nothing was compared
 
 
-def test_sampled_traces_have_the_expectation_of_the_replay(target):
+def test_sampled_traces_have_the_expectation_of_the_replay():
     """Mean accepted drafts by slot over many draws, against the expectation that the replay computes."""
-    drafter = drafter_near(target, initializer_range=0.1)
+    target = near_target()
+    drafter = near_drafter(target)
     text = text_of(greedy(target, random_ids(PROMPT_TOKENS), max_new_tokens=NEW_TOKENS), 0, 1.2)
     (expected,) = Replay(target, [text]).run(drafter)
     survival = expected.acceptance.cumprod(dim=1)
-    draws = 300
+    draws = 150
     counts = torch.zeros_like(survival)
     for seed in range(draws):
         (trace,) = record_positions(target, drafter, [text], None, seed=seed)
@@ -101,14 +102,14 @@ def test_sampled_traces_have_the_expectation_of_the_replay(target):
     noise = (survival * (1 - survival) / draws).sqrt() + 1e-6
     distance = (counts / draws - survival).abs() / noise.clamp(min=1 / draws)
     assert float(distance.max()) < 5
-    assert 0.05 < float(survival.mean()) < 0.95
+    assert 0.05 < float(survival.mean()) < 0.95  # or nothing could differ
 
 
 def test_sampled_confidences_are_those_of_drafts_in_decoding(target):
     """Means of the second slot's confidence logit, which reads the first draft, over texts that the target sampled."""
     drafter = drafter_near(target, block_size=3, initializer_range=0.1, confidence_head_with_markov=True)
     torch.nn.init.normal_(drafter.confidence_head.proj.weight, std=1.0)
-    runs, ids = 150, random_ids(PROMPT_TOKENS)
+    runs, ids = 60, random_ids(PROMPT_TOKENS)
     law = {"do_sample": True, "temperature": 1.3, "top_k": 0, "max_new_tokens": 2}
     torch.manual_seed(0)
     real, traced = [], []

@@ -136,8 +136,9 @@ def _law(request: TraceRequest, target: PreTrainedModel) -> GenerationConfig:
     """What shapes both laws: of texts the temperature alone, as `dspark eval` takes them."""
     if request.prompts:
         return request.recording.generation_config(target)
-    is_sampled = request.mode == "sampled"
-    return GenerationConfig(do_sample=is_sampled, temperature=request.temperature if is_sampled else 1.0, top_k=0)
+    if request.mode == "greedy":
+        return GenerationConfig(do_sample=False)
+    return GenerationConfig(do_sample=True, temperature=request.temperature, top_k=0)
 
 
 def _texts(request: TraceRequest, target: PreTrainedModel) -> list[Any]:
