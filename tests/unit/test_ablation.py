@@ -35,6 +35,15 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_trials():
+    """Time goes into lookahead trials and resamples, of which a test needs few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dspark_hf.evaluation.lookahead.NUM_TRIALS", 60)
+        patch.setattr("dspark_hf.evaluation.ablation_cells.NUM_RESAMPLES", 300)
+        yield
+
+
 @pytest.fixture(scope="module")
 def report(files):
     request = AblationRequest(
