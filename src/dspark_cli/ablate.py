@@ -27,7 +27,7 @@ def ablate_command(
         int | None,
         typer.Option(help="Tokens of context at which the profile is read. Default: the mean of the traces."),
     ] = None,
-    max_rounds: Annotated[int | None, typer.Option(help="Rounds that each load is worth, about. Default: 400.")] = None,
+    max_rounds: Annotated[int | None, typer.Option(help="Rounds that each load is worth, about. Default: 250.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Few loads and rounds, to see that it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Of halves, queues and intervals.")] = 0,
     json_file: JsonOption = None,

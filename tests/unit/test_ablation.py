@@ -39,7 +39,7 @@ def files(tmp_path_factory):
 def _few_trials():
     """Time goes into lookahead trials and resamples, of which a test needs few."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dspark_hf.evaluation.lookahead.NUM_TRIALS", 60)
+        patch.setattr("dspark_hf.evaluation.lookahead.NUM_TRIALS", 120)
         patch.setattr("dspark_hf.evaluation.ablation_cells.NUM_RESAMPLES", 300)
         yield
 

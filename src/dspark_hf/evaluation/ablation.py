@@ -24,7 +24,7 @@ from ..fitting.profile_store import load_profile
 from .ablation_cells import Cell, Place, cells_of
 from .hindsight import HindsightPolicy
 from .lookahead import LookaheadCheck, check_lookahead
-from .machines import Machine, machines_for
+from .machines import Machine, machines_for, staircase
 from .provenance import Provenance, collect_provenance
 from .schedules import (
     GeneratedSchedule,
@@ -40,8 +40,8 @@ from .traces import AcceptanceTraces, load_traces
 
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(20))
 
-# Rows and stair of the check that no policy looks ahead: a machine on which searching ahead pays.
-LOOKAHEAD_ROWS, LOOKAHEAD_WIDTH = 8, 8
+# Rows, stair and scale of the checks that no policy looks ahead: tokens so dear that searching ahead pays.
+LOOKAHEAD_CASES = ((1, 2, 4), (4, 4, 8))
 
 _POLICIES = (PrefixPolicy, SmoothedPolicy, BlockPolicy, LaggedPolicy)
 GATED_BLOCK = "gated block"
@@ -89,7 +89,7 @@ class AblationRequest:
     profile: Path | None = None
     num_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     stair_widths: tuple[int, ...] = (1, 8, 16, 64)
-    max_rounds: int = 400
+    max_rounds: int = 250
     context: int | None = None
     seed: int = 0
 
@@ -257,11 +257,21 @@ def _static(traces: FlatTraces, name: str, setting: float) -> Any:
 
 def _lookahead(traces: AcceptanceTraces, seed: int) -> dict[str, LookaheadCheck]:
     flat = FlatTraces.of(traces)
-    (machine,) = machines_for([LOOKAHEAD_WIDTH], None, traces.num_slots, 1)
-    costs = machine.costs(LOOKAHEAD_ROWS)
-    policies: list[VerificationPolicy] = [FullPolicy(), SurvivalPolicy(0.5), GoodputPolicy(), *(p() for p in _POLICIES)]
-    policies.append(HindsightPolicy())
-    return {policy.name: check_lookahead(policy, flat, costs, LOOKAHEAD_ROWS, seed=seed) for policy in policies}
+    makers: dict[str, Callable[[], VerificationPolicy]] = {
+        FullPolicy.name: FullPolicy,
+        SurvivalPolicy.name: lambda: SurvivalPolicy(0.5),
+        GoodputPolicy.name: GoodputPolicy,
+        **{policy.name: policy for policy in _POLICIES},
+        HindsightPolicy.name: HindsightPolicy,
+    }
+    found = {}
+    for name, make in makers.items():
+        checks = [
+            check_lookahead(make(), flat, staircase(width, traces.num_slots, scale).costs(rows), rows, seed=seed)
+            for rows, width, scale in LOOKAHEAD_CASES
+        ]
+        found[name] = LookaheadCheck(sum(c.num_trials for c in checks), sum(c.num_violations for c in checks))
+    return found
 
 
 def _facts(path: Path, traces: AcceptanceTraces, halves: tuple[AcceptanceTraces, AcceptanceTraces]) -> TraceFacts:
