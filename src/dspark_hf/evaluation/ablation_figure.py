@@ -13,6 +13,7 @@ from .pictures import save_figure
 logger = logging.getLogger(__name__)
 
 _NAMES = [name for name in SCHEDULES if name != "plain"]
+BANDED = "block"
 _STYLES = {"hindsight": "--", "full": ":", "fixed": ":", "survival": ":"}
 
 
@@ -42,16 +43,22 @@ def plot_ablation(report: AblationReport, path: Path) -> bool:
 
 
 def _draw(axes: Any, cells: Sequence[Cell]) -> None:
-    """Lines of all schedules, with their intervals as bands."""
+    """Lines of all schedules, and the interval of one: bands of all would hide the lines, and differences are paired."""
     for number, name in enumerate(_NAMES):
         found = [(cell.num_rows, cell.over_plain) for cell in cells if cell.policy == name]
         points = [(n, e) for n, e in found if e is not None and e.value is not None]
         look = {"color": f"C{number}"}
         axes.plot(
-            [n for n, _ in points], _ends(points, "value"), _STYLES.get(name, "-"), marker=".", label=name, **look
+            [n for n, _ in points],
+            _ends(points, "value"),
+            _STYLES.get(name, "-"),
+            marker=".",
+            linewidth=1.2,
+            label=name,
+            **look,
         )
-        bands = [(n, e) for n, e in points if e.low is not None]
-        axes.fill_between([n for n, _ in bands], _ends(bands, "low"), _ends(bands, "high"), alpha=0.08, **look)
+        bands = [(n, e) for n, e in points if e.low is not None and name == BANDED]
+        axes.fill_between([n for n, _ in bands], _ends(bands, "low"), _ends(bands, "high"), alpha=0.15, **look)
     axes.axhline(1.0, color="0.7", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("rows")
