@@ -43,7 +43,7 @@ def plot_ablation(report: AblationReport, path: Path) -> bool:
 
 
 def _draw(axes: Any, cells: Sequence[Cell]) -> None:
-    """Lines of all schedules, and the interval of one: bands of all would hide the lines, and differences are paired."""
+    """Lines of all schedules, and the 95 % interval of one: bands of all would hide the lines."""
     for number, name in enumerate(_NAMES):
         found = [(cell.num_rows, cell.over_plain) for cell in cells if cell.policy == name]
         points = [(n, e) for n, e in found if e is not None and e.value is not None]
