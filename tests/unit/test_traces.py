@@ -144,7 +144,7 @@ def test_synthetic_confidences_are_calibrated_unless_they_are_told_not_to_be():
         survival = np.concatenate([p.survival for p in traces.prompts])
         accepted = np.concatenate([p.num_accepted for p in traces.prompts])
         distance = [abs(survival[:, k].mean() - (accepted > k).mean()) for k in range(3)]
-        assert (max(distance) < 0.02) is holds
+        assert bool(max(distance) < 0.02) is holds
     unscaled = wrong.with_calibration(SlotCalibration(torch.full((3,), 0.5), torch.full((3,), -0.5)))
     for one, other in zip(unscaled.prompts, calibrated.prompts, strict=True):
         np.testing.assert_allclose(one.survival, other.survival, atol=1e-4)

@@ -98,6 +98,13 @@ class PromptTrace:
         """Tokens that the rounds of whole drafts commit."""
         return len(self) if self.layout == "positions" else len(self) + int(self.num_accepted.sum())
 
+    def num_rounds(self, length: int) -> int:
+        """Rounds that verify `length` drafts each, from the first place to the last."""
+        place, number = 0, 0
+        while place < len(self):
+            place, number = self.step(place, length).place, number + 1
+        return number
+
     def step(self, place: int, length: int) -> Step:
         """The round at `place` when `length` of its drafts are verified; the prompt is done at `len(self)`."""
         num_accepted = min(int(self.num_accepted[place]), length)
