@@ -50,9 +50,9 @@ class Traffic:
     Attributes:
         fitted_on, judged_on: Domains.
         before: Error on the traffic fitted on, prompts that the fit did not see.
-        after: The same maps on the new traffic, the later half of its prompts.
+        after: The same maps on one half of the new traffic's prompts.
         raw: No maps, there.
-        refitted: Maps fitted to the earlier half.
+        refitted: Maps fitted to the other half, there.
         floor: Error that perfect estimates would show there by chance, under the refitted maps.
         largest_gap: Predicted minus realised survival at the worst slot of the new traffic.
         warned_after: Rounds of the new traffic until a drift watch warned; None: it did not.
@@ -240,10 +240,9 @@ def by_traffic(rounds: Rounds, seed: int) -> list[Traffic]:
 
 
 def meet(setting: str, known: tuple[str, Proposals], new: tuple[str, Proposals], seed: int) -> Traffic:
-    """Fit on one kind of traffic and judge on another, before and after a refit from its earlier rounds."""
+    """Fit on one kind of traffic and judge on another, before and after a refit from other prompts of its own."""
     fitting, before = known[1].split(HELD_OUT_FRACTION, seed=seed)
-    middle = int(new[1].prompt.unique().median())
-    earlier, later = (new[1].select(new[1].prompt <= middle), new[1].select(new[1].prompt > middle))
+    earlier, later = new[1].split(0.5, seed=seed)
     scaling = SequentialTemperatureScaling(maps="auto")
     maps, refitted = (scaling.fit(part).slot_calibration for part in (fitting, earlier))
     survival = calibrate(new[1].logits, maps).survival
