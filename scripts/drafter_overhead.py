@@ -10,14 +10,17 @@ from a profile that `dspark profile` wrote, of the pair that it measured.
 """
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from dspark_hf import DSparkConfig, DSparkDraftModel, ThroughputProfileError, zoo
+from dspark_hf.evaluation.provenance import check_can_write, collect_provenance, write_report
 from dspark_hf.fitting.profile_store import load_profile
 from dspark_hf.fitting.throughput import ThroughputProfile
 from dspark_hf.hub.card_facts import cache_bytes_per_token
@@ -91,63 +94,68 @@ def pairs() -> dict[str, tuple[DSparkConfig, PreTrainedConfig]]:
     return found
 
 
-def size_rows() -> list[list[str]]:
-    """The table of sizes."""
-    rows = []
-    for name, (config, target) in pairs().items():
-        found = overhead_of(config, target)
-        share = found.parameters / found.target_parameters
-        megabytes = found.parameters * BYTES_PER_NUMBER / 1e6
+def size_table(content: dict[str, Any]) -> str:
+    """A report's sizes as a table."""
+    head = ["target, drafter", "M parameters", "layers / projection / sequential / confidence, M", "MB in bfloat16"]
+    rows = [[*head, "of the target", "KiB a token, drafter / target", "share"]]
+    for name, fields in content["sizes"].items():
+        found = Overhead(**fields)
         rows.append(
             [
                 name,
                 f"{found.parameters / 1e6:,.1f}",
                 " / ".join(f"{size / 1e6:,.1f}" for size in found.parts.values()),
-                f"{megabytes:,.0f}",
-                f"{share:.1%}",
+                f"{found.parameters * BYTES_PER_NUMBER / 1e6:,.0f}",
+                f"{found.parameters / found.target_parameters:.1%}",
                 f"{found.cache_bytes / 1024:g} / {found.target_cache_bytes / 1024:g}",
                 f"{found.cache_bytes / found.target_cache_bytes:.1%}",
             ]
         )
-    return rows
+    return table(rows)
 
 
-def time_rows(profile: ThroughputProfile, context: int) -> list[list[str]]:
+def time_table(profile: ThroughputProfile, context: int) -> str:
     """Milliseconds of the parts of a round that verifies whole blocks, by rows."""
-    width, rows = profile.grid.tokens_per_row[-1], []
+    width = profile.grid.tokens_per_row[-1]
+    rows = [["rows", "draft, ms", "step over whole blocks, ms", "the rest, ms", "draft of the round", "plain step, ms"]]
     for num_rows in profile.grid.num_rows:
         draft_s = profile.draft_s(num_rows, context)
         step_s = profile.step_s(num_rows, num_rows * width, context)
         rest_s = profile.overhead_s(num_rows)
-        times = [draft_s, step_s, rest_s, profile.plain_step_s(num_rows, context)]
         share = draft_s / (draft_s + step_s + rest_s)
-        rows.append([str(num_rows), *(f"{1e3 * seconds:.1f}" for seconds in times), f"{share:.0%}"])
-    return rows
+        times = [f"{1e3 * seconds:.1f}" for seconds in (draft_s, step_s, rest_s)]
+        rows.append([str(num_rows), *times, f"{share:.0%}", f"{1e3 * profile.plain_step_s(num_rows, context):.1f}"])
+    return table(rows)
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Markdown of a head and rows."""
+    head, *others = rows
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *others))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, help="written by `dspark profile`")
     parser.add_argument("--context", type=int, default=256, help="tokens before the anchor, for milliseconds")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    head = ["target, drafter", "M parameters", "layers / projection / sequential / confidence, M", "MB in bfloat16"]
-    print(markdown([*head, "of the target", "KiB a token, drafter / target", "share"], size_rows()))
-    if arguments.profile is None:
-        return
     try:
-        profile = load_profile(arguments.profile)
+        if arguments.json is not None:
+            check_can_write(arguments.json)
+        profile = None if arguments.profile is None else load_profile(arguments.profile)
     except (ThroughputProfileError, OSError) as error:
         parser.error(str(error))
-    print(
-        f"\n{profile.target}, {profile.fingerprint.device}, {profile.fingerprint.dtype}, context {arguments.context}:"
-    )
-    head = ["rows", "draft ms", "step over whole blocks, ms", "the rest, ms", "plain step, ms", "draft of the round"]
-    print(markdown(head, time_rows(profile, arguments.context)))
+    sizes = {name: asdict(overhead_of(*pair)) for name, pair in pairs().items()}
+    provenance = collect_provenance(torch.device("cpu"), torch.bfloat16, seed=0, n=len(sizes))
+    content = {"kind": "drafter_overhead", "sizes": sizes, "provenance": asdict(provenance)}
+    if arguments.json is not None:
+        write_report(arguments.json, content)
+    print(size_table(content))
+    if profile is not None:
+        made_on = profile.fingerprint
+        print(f"\n{profile.target}, {made_on.device}, {made_on.dtype}, context {arguments.context}:")
+        print(time_table(profile, arguments.context))
 
 
 if __name__ == "__main__":

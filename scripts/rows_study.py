@@ -1,15 +1,17 @@
-"""What policies over all rows do to single rows: who starves, what a floor costs, and how rows without history fare.
+"""What policies over all rows do to single rows, to rows without history, and on step times that were measured.
 
 Confidences are simulated as in policy_study.py: independent Beta draws with the means of chat, code and math rows in
 turn. A row starves in a round that verifies none of its drafts. The second part plays `lagged`, whose capacity comes
 from earlier rounds, from its first round on, under several opinions about rows that nothing is known of, and compares
-each round with hindsight.
+each round with hindsight. The third compares all policies with hindsight on a profile's step times, with the greedy
+acceptance of the bundled drafter as means.
 
     python scripts/rows_study.py --json rows-study.json
     python scripts/rows_study.py --profile profile.json --profile-rows 24 --json rows-study.json
 """
 
 import argparse
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,11 +20,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from policy_study import CONCENTRATION, MEAN_ACCEPTANCE, means, measured_costs, stair_name, staircase, theta, thetas_of
+from policy_study import (
+    CONCENTRATION,
+    MEAN_ACCEPTANCE,
+    THRESHOLD,
+    means,
+    measured_costs,
+    stair_name,
+    staircase,
+    theta,
+    thetas_of,
+)
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from dspark_hf import ThroughputProfileError
+from dspark_hf import ThroughputProfileError, zoo
+from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.policies import survival as survival_module
 from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts
 from dspark_hf.decoding.policies.lagged import LAG_ROUNDS, LaggedPolicy
@@ -33,7 +46,9 @@ from dspark_hf.evaluation.hindsight import HindsightPolicy
 from dspark_hf.evaluation.intervals import Estimate, bootstrap
 from dspark_hf.evaluation.provenance import check_can_write, collect_provenance, write_report
 from dspark_hf.fitting.profile_store import load_profile
+from dspark_hf.fitting.throughput import ThroughputProfile
 
+BUNDLED = zoo.BUNDLED_ROOT / "smollm2-135m-instruct"
 POLICIES = ("prefix", "block", "lagged")
 FLOORS = (None, 16, 4)
 NUM_ROWS = 48
@@ -87,7 +102,7 @@ def starving(name: str, num_rows: int, costs: StepCosts, mean: np.ndarray, num_r
         without: list[float] = []
         for floor in FLOORS:
             torch.manual_seed(seed)
-            lengths, thetas = play(policy_factory(policy, 0.5, floor)(), rounds, costs)
+            lengths, thetas = play(policy_factory(policy, THRESHOLD, floor)(), rounds, costs)
             without = without or thetas
             columns = {"with": thetas, "without": without}
             lost = bootstrap(columns, lambda s: 1 - s["with"] / s["without"], seed=seed, num_resamples=1000)
@@ -150,6 +165,28 @@ def history(num_rows: int, num_trials: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
+# -- measured step times ----------------------------------------------------------------------------------------------
+
+
+def on_profile(profile: ThroughputProfile, num_rounds: int, seed: int) -> list[dict[str, Any]]:
+    """Loss of every policy against hindsight for each number of rows, at the longest context."""
+    report = json.loads((BUNDLED / "reports" / "evaluation.json").read_text(encoding="utf-8"))
+    acceptance = next(score["conditional_acceptance"] for score in report["scores"] if score["temperature"] == 0)
+    found = []
+    for num_rows in profile.grid.num_rows:
+        costs, num_slots = measured_costs(profile, num_rows)
+        rounds = draw(num_rounds, np.array([acceptance[:num_slots]] * num_rows), seed)
+        best = thetas_of(HindsightPolicy(), rounds, costs)
+        plain = num_rows / profile.plain_step_s(num_rows, profile.grid.contexts[-1])
+        losses = {}
+        for name in VERIFICATION_POLICIES:
+            torch.manual_seed(seed)
+            columns = {"got": thetas_of(policy_factory(name, THRESHOLD)(), rounds, costs), "best": best}
+            losses[name] = asdict(bootstrap(columns, lambda s: 1 - s["got"] / s["best"], seed=seed, num_resamples=1000))
+        found.append({"rows": num_rows, "losses": losses, "best_over_plain": float(np.mean(best)) / plain})
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, help="written by `dspark profile`; one more machine")
@@ -162,9 +199,8 @@ def main() -> None:
         parser.error(f"--num-rounds must be 2 or more, got {arguments.num_rounds}")
     try:
         check_can_write(arguments.json)
-        measured = None
-        if arguments.profile is not None:
-            measured = measured_costs(load_profile(arguments.profile), arguments.profile_rows)
+        profile = None if arguments.profile is None else load_profile(arguments.profile)
+        measured = None if profile is None else measured_costs(profile, arguments.profile_rows)
     except (ThroughputProfileError, OSError) as error:
         parser.error(str(error))
     torch.set_num_threads(1)
@@ -178,8 +214,15 @@ def main() -> None:
     histories = [
         row for rows in tqdm(HISTORY_ROWS, disable=None) for row in history(rows, arguments.num_rounds, arguments.seed)
     ]
+    losses = [] if profile is None else on_profile(profile, arguments.num_rounds, arguments.seed)
     provenance = collect_provenance(torch.device("cpu"), torch.float64, seed=arguments.seed, n=arguments.num_rounds)
-    content = {"kind": "rows_study", "starving": starved, "history": histories, "provenance": asdict(provenance)}
+    content = {
+        "kind": "rows_study",
+        "starving": starved,
+        "history": histories,
+        "on_profile": losses,
+        "provenance": asdict(provenance),
+    }
     write_report(arguments.json, content)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from drafter_overhead import table
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import LlamaConfig
@@ -127,10 +128,9 @@ def report(samples: dict[str, dict[int, list[float]]], arguments: argparse.Names
     }
 
 
-def markdown(content: dict[str, Any]) -> str:
-    """The report as tables."""
-    head = ["V", *(f"{part}, ms" for part in PARTS), "products' share, sampled", "products, GFLOP/s", "GB/s"]
-    rows = [head, ["---"] * len(head)]
+def cost_table(content: dict[str, Any]) -> str:
+    """The report as a table, and its lines."""
+    rows = [["V", *(f"{part}, ms" for part in PARTS), "products of the sampled loop", "GFLOP/s", "GB/s"]]
     for i, size in enumerate(content["vocab_sizes"]):
         times = {part: content["median_s"][part][i] for part in PARTS}
         products_s = times["loop's products"]
@@ -144,11 +144,10 @@ def markdown(content: dict[str, Any]) -> str:
             ]
         )
     lines = [
-        f"{part}: {1e3 * line['start_s']:.2f} ms + {1e6 * line['s_per_token'] * 1000:.1f} us for 1,000 tokens, "
-        f"R2 {line['r_squared']:.3f}"
+        f"{part} {1e3 * line['start_s']:.2f} ms + {1e6 * line['s_per_token']:.3f} ms (R² {line['r_squared']:.3f})"
         for part, line in content["lines"].items()
     ]
-    return "\n".join(["| " + " | ".join(cells) + " |" for cells in rows] + ["", *lines])
+    return f"{table(rows)}\n\nLines through these, the second number for 1,000 tokens: {'; '.join(lines)}."
 
 
 def main() -> None:
@@ -177,7 +176,7 @@ def main() -> None:
     content = report(measure(arguments), arguments)
     if arguments.json is not None:
         write_report(arguments.json, content)
-    print(markdown(content))
+    print(cost_table(content))
 
 
 if __name__ == "__main__":
