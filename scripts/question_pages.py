@@ -1,7 +1,7 @@
 """Fill the tables of docs/questions from the reports beside them: `python scripts/question_pages.py`.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. `--check` writes nothing and fails where a page
-differs from its report. The reports come from other scripts; each page says from which.
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. `--check` writes nothing and fails where a
+page differs from its report. The reports come from other scripts; each page says from which.
 """
 
 import argparse
@@ -181,11 +181,14 @@ def on_profile() -> str:
 
 
 def curve() -> str:
-    """Rises and jumps of the measured curves."""
-    rows = [["rows", "context", "steps of B", "SPS rises", "rises beyond quartiles", "largest jump", "before B ="]]
-    for shape in profile().curve_shapes():
-        counts = [shape.num_rows, shape.context, shape.num_steps, shape.num_rises, shape.num_clear_rises]
-        rows.append([*map(str, counts), f"{shape.largest_jump:.2f}x", str(shape.jump_at_num_tokens + 1)])
+    """Rises and jumps of the measured curves, all contexts of a number of rows together."""
+    rows = [["rows", "steps of B", "SPS rises after", "beyond quartiles", "largest jump", "behind B =", "at context"]]
+    for num_rows in profile().grid.num_rows:
+        found = [shape for shape in profile().curve_shapes() if shape.num_rows == num_rows]
+        jump = max(found, key=lambda shape: shape.largest_jump)
+        counts = [sum(getattr(shape, f"num_{name}") for shape in found) for name in ("steps", "rises", "clear_rises")]
+        place = [f"{jump.largest_jump:.2f}x", str(jump.jump_at_num_tokens), str(jump.context)]
+        rows.append([str(num_rows), *map(str, counts), *place])
     return table(rows)
 
 

@@ -49,8 +49,8 @@ from dspark_hf.fitting.profile_store import load_profile
 from dspark_hf.fitting.throughput import ThroughputProfile
 
 BUNDLED = zoo.BUNDLED_ROOT / "smollm2-135m-instruct"
-POLICIES = ("prefix", "block", "lagged")
-FLOORS = (None, 16, 4)
+POLICIES = ("block", "lagged")
+FLOORS = (None, 8)
 NUM_ROWS = 48
 # Tokens that cost as much as everything else in a step: a machine with room, and one without.
 SCALES = (256, 16)
