@@ -5,8 +5,7 @@ rounds in a folder, from which an interrupted run goes on. Everything else is co
 error by domain and slot, error of maps under settings that they were not fitted for, a temperature against Platt and
 isotonic maps at slot 1, and what a drift watch and a refit from past rounds make of changed traffic.
 
-    python scripts/calibration_study.py --prompts eval/gsm8k.jsonl --prompts eval/mt-bench.jsonl \\
-        --work rounds --json calibration-study.json
+    python scripts/calibration_study.py --prompts eval --work rounds --json calibration-study.json
 """
 
 import argparse
@@ -78,7 +77,7 @@ def record(arguments: argparse.Namespace) -> tuple[Rounds, dict[str, SlotCalibra
     target, tokenizer = zoo.load_target(TARGET, "bfloat16"), zoo.load_tokenizer(TARGET)
     drafter = zoo.load_drafter(TARGET)
     rounds: Rounds = {name: {} for name in SETTINGS}
-    for path in arguments.prompts:
+    for path in files_of(arguments.prompts):
         encoded = {one.id: tuple(encode_prompt(tokenizer, one)[0].tolist()) for one in load_prompts(path)}
         short = [name for name, ids in encoded.items() if len(ids) <= MAX_PROMPT_TOKENS][: arguments.num_prompts]
         for name, (temperature, top_p, top_k) in SETTINGS.items():
@@ -96,6 +95,18 @@ def record(arguments: argparse.Namespace) -> tuple[Rounds, dict[str, SlotCalibra
             )
     maps = {mode: SlotCalibration.of(entry) for mode, entry in drafter.config.calibration.items()}
     return rounds, maps
+
+
+def files_of(sources: Sequence[Path]) -> list[Path]:
+    """Files, and the JSONL files of folders.
+
+    Raises:
+        OSError: there is none, or two have one name.
+    """
+    files = [path for one in sources for path in (sorted(one.glob("*.jsonl")) if one.is_dir() else [one])]
+    if not files or len({path.stem for path in files}) < len(files):
+        raise OSError(f"--prompts must name JSONL files, each with a name of its own, got {list(map(str, files))}")
+    return files
 
 
 def joined(parts: Sequence[Proposals]) -> Proposals:
@@ -296,7 +307,13 @@ def study(rounds: Rounds, maps: Mapping[str, SlotCalibration], arguments: argpar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, action="append", required=True, help="JSONL; its name is the domain")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        action="append",
+        required=True,
+        help="JSONL files, or a folder of them; a file's name is the domain",
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder of the rounds")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--num-prompts", type=int, default=20, help="of each domain")
