@@ -112,9 +112,9 @@ def rounds_of(num_prompts, seed, shift=0.0, scale=1.0):
 
 @pytest.fixture
 def study(script, monkeypatch):
-    module = script("calibration_study")
-    for name, value in {"NUM_RESAMPLES": 50, "NUM_SPLITS": 2, "SETTINGS": {"greedy": (0.0, None, None)}}.items():
-        monkeypatch.setattr(module, name, value)
+    module = script("calibration_analysis")
+    monkeypatch.setattr(module, "NUM_RESAMPLES", 50)
+    monkeypatch.setattr(module, "NUM_SPLITS", 2)
     return module
 
 
@@ -161,7 +161,8 @@ def test_prompts_of_joined_parts_are_different(study):
 
 
 def test_a_report_makes_the_tables(study, script, monkeypatch):
-    content = json.loads(json.dumps(study.study(ROUNDS, {"greedy": NO_MAPS}, Namespace(seed=0, max_new_tokens=8))))
+    arguments, whole = Namespace(seed=0, max_new_tokens=8), script("calibration_study")
+    content = json.loads(json.dumps(whole.study(ROUNDS, {"greedy": NO_MAPS}, arguments)))
     pages = script("question_pages")
     monkeypatch.setattr(pages, "report", lambda name: content)
     for name in ("domains", "settings", "shapes", "traffic", "from-calibration"):
