@@ -15,6 +15,7 @@ from throughput_machines import StaircaseMachine, profile_of
 from dspark_hf import zoo
 from dspark_hf.decoding.calibrate import SlotCalibration
 from dspark_hf.decoding.policies.facts import StepCosts
+from dspark_hf.evaluation import calibration_quality
 from dspark_hf.fitting.profile_store import save_profile
 from dspark_hf.fitting.proposals import Proposals
 from dspark_hf.hub.card_facts import cache_bytes_per_token
@@ -98,15 +99,15 @@ def test_sizes_that_cannot_be_measured_are_refused(script, monkeypatch, capsys, 
 
 
 def rounds_of(num_prompts, seed, shift=0.0, scale=1.0):
-    """Rounds whose logits say `scale * logit + shift` of the truth; three slots, 60 rounds a prompt."""
+    """Rounds whose logits say `scale * logit + shift` of the truth; three slots, 150 rounds a prompt."""
     generator = torch.Generator().manual_seed(seed)
-    truth = torch.randn(60 * num_prompts, 3, generator=generator)
+    truth = torch.randn(150 * num_prompts, 3, generator=generator)
     stands = torch.rand(truth.shape, generator=generator) < torch.sigmoid(truth)
     return Proposals(
         logits=truth * scale + shift,
         is_accepted=stands.long().cumprod(dim=-1).bool(),
         is_verified=torch.ones_like(stands),
-        prompt=torch.arange(num_prompts).repeat_interleave(60),
+        prompt=torch.arange(num_prompts).repeat_interleave(150),
     )
 
 
@@ -124,7 +125,7 @@ ROUNDS = {"greedy": {"gsm8k": rounds_of(24, 1), "mt-bench": rounds_of(24, 2, shi
 
 def test_changed_traffic_is_noticed_and_a_refit_mends_it(study):
     found = {one.fitted_on: one for one in study.by_traffic(ROUNDS, seed=0)}["math and code"]
-    assert found.before.value < 0.03 and found.warned_before is None
+    assert found.before.value < 0.05 and found.warned_before is None
     assert found.after.value > 0.08 and found.warned_after is not None
     assert found.largest_gap > 0.1
     assert found.refitted.value < 0.5 * found.after.value
@@ -138,18 +139,17 @@ def test_traffic_that_stays_the_same_is_left_alone(study):
 
 
 def test_kinds_of_maps_mend_what_they_can(study):
-    (found,) = study.by_shape({"greedy": {"a": rounds_of(40, 5, shift=1.0)}}, seed=0)
+    (found,) = study.by_shape({"greedy": {"a": rounds_of(24, 5, shift=1.0)}}, seed=0)
     errors = {name: np.mean(values) for name, values in found["errors"].items()}
     assert errors["none"] > 0.1
     assert errors["platt"] < errors["temperature"] and errors["isotonic"] < errors["temperature"]
     assert errors["platt"] < 2 * found["floor"]
 
 
-def test_the_mean_error_is_that_of_the_slots(study):
-    from dspark_hf.evaluation.calibration_quality import slot_qualities
-
-    proposals = rounds_of(10, 6, shift=0.5)
-    slots = slot_qualities(proposals, NO_MAPS, seed=0)
+def test_the_mean_error_is_that_of_the_slots(study, monkeypatch):
+    monkeypatch.setattr(calibration_quality, "calibrated_error_floor", lambda predicted, seed: (0.01, 0.02))
+    proposals = rounds_of(4, 6, shift=0.5)
+    slots = calibration_quality.slot_qualities(proposals, NO_MAPS, seed=0)
     mean = np.mean([slot.before.ece.value for slot in slots])
     assert study.mean_error(proposals, None, 0).value == pytest.approx(mean, abs=1e-6)
 
@@ -161,8 +161,11 @@ def test_prompts_of_joined_parts_are_different(study):
 
 
 def test_a_report_makes_the_tables(study, script, monkeypatch):
+    monkeypatch.setattr(calibration_quality, "NUM_RESAMPLES", 20)
+    monkeypatch.setattr(calibration_quality, "calibrated_error_floor", lambda predicted, seed: (0.01, 0.02))
+    rounds = {"greedy": {"gsm8k": rounds_of(8, 1), "mt-bench": rounds_of(8, 2)}}
     arguments, whole = Namespace(seed=0, max_new_tokens=8), script("calibration_study")
-    content = json.loads(json.dumps(whole.study(ROUNDS, {"greedy": NO_MAPS}, arguments)))
+    content = json.loads(json.dumps(whole.study(rounds, {"greedy": NO_MAPS}, arguments)))
     pages = script("question_pages")
     monkeypatch.setattr(pages, "report", lambda name: content)
     for name in ("domains", "settings", "shapes", "traffic", "from-calibration"):
@@ -196,7 +199,7 @@ def test_a_wrong_opinion_costs_only_rows_without_history(script, monkeypatch):
     rows = script("rows_study")
     monkeypatch.setattr(rows, "OPINIONS", (0.85, 0.0))
     monkeypatch.setattr(rows, "HISTORY_SCALES", {4: 256})
-    right, wrong = (one["losses"] for one in rows.history(4, 30, 0))
+    right, wrong = (one["losses"] for one in rows.history(4, 15, 0))
     assert wrong["1"]["value"] > 0.3 > right["1"]["value"]
     later = "3 to 8"
     assert wrong[later]["value"] == pytest.approx(right[later]["value"], abs=0.02)
