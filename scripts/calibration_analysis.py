@@ -1,6 +1,6 @@
 """What recorded rounds say about calibration: errors by domain, setting and kind of map, and under changed traffic.
 
-The measures behind calibration_study.py, which records the rounds and writes the report.
+The measures behind calibration_study.py, which reads the rounds and writes the report.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from dspark_hf.fitting.metrics import NUM_BINS, calibrated_error_floor, expected
 from dspark_hf.fitting.proposals import Proposals
 from dspark_hf.fitting.sts import SequentialTemperatureScaling
 
-CHAT = ("mt-bench", "arena-hard-v2")
+CHAT = ("chat",)
 NUM_RESAMPLES = 1000
 NUM_SPLITS = 8
 HELD_OUT_FRACTION = 0.3

@@ -141,6 +141,13 @@ def traffic() -> str:
     return table(rows)
 
 
+def from_calibration() -> str:
+    """Where the study comes from, and the rounds that it reads."""
+    content = report("calibration-study")
+    rounds = [provenance(source).removesuffix(".") for source in content["sources"]]
+    return f"{provenance(content)} Rounds: {'; '.join(rounds)}."
+
+
 def starving() -> str:
     """Drafts of each kind of row, who starves, and what a floor costs."""
     content = report("rows-study")["starving"]
@@ -223,7 +230,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "contexts": contexts,
     "from-overhead": lambda: provenance(report("drafter-overhead")),
     "from-vocabulary": lambda: provenance(report("vocabulary-cost")),
-    "from-calibration": lambda: provenance(report("calibration-study")),
+    "from-calibration": from_calibration,
     "from-rows": lambda: provenance(report("rows-study")),
     "from-profile": lambda: provenance({"provenance": profile().provenance}),
 }

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from dspark_hf import zoo
 from dspark_hf.decoding.calibrate import SlotCalibration
 from dspark_hf.decoding.policies.facts import StepCosts
 from dspark_hf.evaluation import calibration_quality
+from dspark_hf.evaluation.traces import AcceptanceTraces, prompt_trace
 from dspark_hf.fitting.profile_store import save_profile
 from dspark_hf.fitting.proposals import Proposals
 from dspark_hf.hub.card_facts import cache_bytes_per_token
@@ -120,7 +120,7 @@ def study(script, monkeypatch):
 
 
 NO_MAPS = SlotCalibration(torch.ones(3), torch.zeros(3))
-ROUNDS = {"greedy": {"gsm8k": rounds_of(24, 1), "mt-bench": rounds_of(24, 2, shift=1.0, scale=1.5)}}
+ROUNDS = {"greedy": {"math": rounds_of(24, 1), "chat": rounds_of(24, 2, shift=1.0, scale=1.5)}}
 
 
 def test_changed_traffic_is_noticed_and_a_refit_mends_it(study):
@@ -133,7 +133,7 @@ def test_changed_traffic_is_noticed_and_a_refit_mends_it(study):
 
 
 def test_traffic_that_stays_the_same_is_left_alone(study):
-    same = {"greedy": {"gsm8k": rounds_of(24, 3), "mt-bench": rounds_of(24, 4)}}
+    same = {"greedy": {"math": rounds_of(24, 3), "chat": rounds_of(24, 4)}}
     for found in study.by_traffic(same, seed=0):
         assert found.warned_after is None and abs(found.largest_gap) < 0.05
 
@@ -160,12 +160,26 @@ def test_prompts_of_joined_parts_are_different(study):
     assert torch.equal(study.joined(parts).logits, torch.cat([part.logits for part in parts]))
 
 
+def test_rounds_of_traces_are_those_that_whole_drafts_visit(study, script):
+    text = prompt_trace("gsm8k/1", [[float(i), 0.0] for i in range(6)], [2, 0, 0, 0, 1, 0], layout="positions")
+    others = [prompt_trace(name, [[9.0, 9.0]], [1], layout="positions") for name in ("mt-bench/1", "poems/1")]
+    whole = script("calibration_study")
+    assert whole.visited(text) == [0, 3, 4]
+    traces = AcceptanceTraces((text, *others), "sampled", source={"law": {"temperature": 0.7}})
+    rounds = whole.rounds_of([traces])
+    assert {name: len(part) for name, part in rounds["T 0.7"].items()} == {"math": 3, "chat": 1, "poems": 1}
+    assert rounds["T 0.7"]["math"].is_accepted.sum(dim=1).tolist() == [2, 0, 1]
+    with pytest.raises(ValueError, match="two files of traces are of setting 'T 0.7'"):
+        whole.rounds_of([traces, traces])
+
+
 def test_a_report_makes_the_tables(study, script, monkeypatch):
     monkeypatch.setattr(calibration_quality, "NUM_RESAMPLES", 20)
     monkeypatch.setattr(calibration_quality, "calibrated_error_floor", lambda predicted, seed: (0.01, 0.02))
-    rounds = {"greedy": {"gsm8k": rounds_of(8, 1), "mt-bench": rounds_of(8, 2)}}
-    arguments, whole = Namespace(seed=0, max_new_tokens=8), script("calibration_study")
-    content = json.loads(json.dumps(whole.study(rounds, {"greedy": NO_MAPS}, arguments)))
+    rounds = {"greedy": {"math": rounds_of(8, 1), "chat": rounds_of(8, 2)}}
+    made = script("calibration_study").study(rounds, {"greedy": NO_MAPS}, [], 0)
+    content = json.loads(json.dumps(made))
+    content["sources"] = [content]
     pages = script("question_pages")
     monkeypatch.setattr(pages, "report", lambda name: content)
     for name in ("domains", "settings", "shapes", "traffic", "from-calibration"):

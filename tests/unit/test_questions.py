@@ -20,7 +20,7 @@ PAGES = sorted(path for path in FOLDER.glob("*.md") if path != INDEX)
 NUMBERS = range(1, 28)
 SECTIONS = ["Evidence", "Reproduce", "Limits"]
 # Whose numbers some pages wait for; a command that is there is checked like any other.
-AWAITED = {"ablate", "bench", "simulate"}
+AWAITED = {"ablate", "bench", "simulate", "traces"}
 WAITING = "<!-- numbers: "
 
 
