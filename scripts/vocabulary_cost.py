@@ -3,7 +3,8 @@
 Behind the backbone a block is drafted in two parts. The target's head makes the base logits of all slots in one product
 (2 d V operations a slot). The serial loop then adds the sequential head's bias to a slot's logits (2 r V), processes
 them and draws, slot by slot. The loop is timed as decoding runs it, greedily and sampled; its products are timed alone.
-Weights and hidden states are random, points come in random order, a line is fitted through the medians.
+Weights and hidden states are random, points come in random order, a line is fitted through the medians. What counts is
+CPU time of one thread, so that other work on the machine is not in it.
 
     python scripts/vocabulary_cost.py --json vocabulary-cost.json
     python scripts/vocabulary_cost.py --hidden-size 2560 --rank 256 --block-size 7
@@ -78,17 +79,17 @@ def calls_of(vocab_size: int, arguments: argparse.Namespace) -> Calls:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[int, list[float]]]:
-    """Seconds of every repeat, by part and vocabulary."""
+    """CPU seconds of every repeat, by part and vocabulary."""
     by_size = {size: calls_of(size, arguments) for size in arguments.vocab_size}
     samples: dict[str, dict[int, list[float]]] = {part: {size: [] for size in by_size} for part in PARTS}
     points = [(part, size) for part in PARTS for size in by_size]
     shuffler = random.Random(arguments.seed)
     for repeat in tqdm(range(-WARM_UPS, arguments.repeats), unit="repeat", disable=None):
         for part, size in shuffler.sample(points, len(points)):
-            start_s = time.perf_counter()
+            start_s = time.process_time()
             by_size[size][part]()
             if repeat >= 0:
-                samples[part][size].append(time.perf_counter() - start_s)
+                samples[part][size].append(time.process_time() - start_s)
     return samples
 
 
@@ -172,6 +173,7 @@ def main() -> None:
             check_can_write(arguments.json)
         except OSError as error:
             parser.error(str(error))
+    torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     content = report(measure(arguments), arguments)
     if arguments.json is not None:
