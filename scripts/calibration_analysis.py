@@ -3,6 +3,7 @@
 The measures behind calibration_study.py, which reads the rounds and writes the report.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from sklearn.isotonic import IsotonicRegression
 
+from dspark_hf import CalibrationError
 from dspark_hf.decoding.calibrate import SlotCalibration, calibrate
 from dspark_hf.decoding.drift import DriftWatch
 from dspark_hf.evaluation.calibration_quality import slot_qualities
@@ -19,10 +21,13 @@ from dspark_hf.fitting.metrics import NUM_BINS, calibrated_error_floor, expected
 from dspark_hf.fitting.proposals import Proposals
 from dspark_hf.fitting.sts import SequentialTemperatureScaling
 
+logger = logging.getLogger(__name__)
+
 CHAT = ("chat",)
 NUM_RESAMPLES = 1000
 NUM_SPLITS = 8
 HELD_OUT_FRACTION = 0.3
+JUDGED_FRACTION = 0.4
 
 Rounds = dict[str, dict[str, Proposals]]  # by setting and domain
 
@@ -34,9 +39,9 @@ class Traffic:
     Attributes:
         fitted_on, judged_on: Domains.
         before: Error on the traffic fitted on, prompts that the fit did not see.
-        after: The same maps on one half of the new traffic's prompts.
+        after: The same maps on a part of the new traffic's prompts.
         raw: No maps, there.
-        refitted: Maps fitted to the other half, there.
+        refitted: Maps fitted to the other part, there.
         floor: Error that perfect estimates would show there by chance, under the refitted maps.
         largest_gap: Predicted minus realised survival at the worst slot of the new traffic.
         warned_after: Rounds of the new traffic until a drift watch warned; None: it did not.
@@ -193,14 +198,17 @@ def by_traffic(rounds: Rounds, seed: int) -> list[Traffic]:
         if chat and rest:
             kinds = {"math and code": joined(rest), "chat": joined(chat)}
             for first, second in (("math and code", "chat"), ("chat", "math and code")):
-                found.append(meet(setting, (first, kinds[first]), (second, kinds[second]), seed))
+                try:
+                    found.append(meet(setting, (first, kinds[first]), (second, kinds[second]), seed))
+                except CalibrationError as error:  # too few rounds: no row of the table
+                    logger.warning("%s, %s, then %s: left out, %s", setting, first, second, error)
     return found
 
 
 def meet(setting: str, known: tuple[str, Proposals], new: tuple[str, Proposals], seed: int) -> Traffic:
     """Fit on one kind of traffic and judge on another, before and after a refit from other prompts of its own."""
     fitting, before = known[1].split(HELD_OUT_FRACTION, seed=seed)
-    earlier, later = new[1].split(0.5, seed=seed)
+    earlier, later = new[1].split(JUDGED_FRACTION, seed=seed)
     scaling = SequentialTemperatureScaling(maps="auto")
     maps, refitted = (scaling.fit(part).slot_calibration for part in (fitting, earlier))
     survival = calibrate(new[1].logits, maps).survival
