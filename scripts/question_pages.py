@@ -144,7 +144,9 @@ def traffic() -> str:
 def from_calibration() -> str:
     """Where the study comes from, and the rounds that it reads."""
     content = report("calibration-study")
-    rounds = [provenance(source).removesuffix(".") for source in content["sources"]]
+    rounds = [
+        f"`{made['command']}`, n = {made['n']} texts" for made in (one["provenance"] for one in content["sources"])
+    ]
     return f"{provenance(content)} Rounds: {'; '.join(rounds)}."
 
 
