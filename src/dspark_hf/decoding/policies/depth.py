@@ -11,7 +11,7 @@ MIN_ROW_ROUNDS = 48.0
 
 
 def slots_worth_drafting(history: RowHistory, shares: Floats, costs: StepCosts, weights: Floats | None = None) -> int:
-    """The number of slots with which a round promises most tokens a second, the fewest of equals, at least 1.
+    """The number of slots with which a round promises most tokens a second, the most of equals, at least 1.
 
     Each number of slots is forecast with the best set of drafts to verify, if each row accepted what it did on average.
     Every slot is drafted until enough is known of it. A policy still decides how much of what was drafted is verified.
@@ -28,7 +28,7 @@ def slots_worth_drafting(history: RowHistory, shares: Floats, costs: StepCosts, 
     gains = shares if weights is None else shares * weights[:, None]
     seconds = np.asarray(costs.seconds)
     best, best_rate = num_slots, 0.0
-    for k in range(1, num_slots + 1):
+    for k in range(num_slots, 0, -1):  # a round may turn out better than the mean: slots that cost nothing stay
         drafts = -np.sort(-gains[:, :k], axis=None)
         tokens = num_rows + np.concatenate([[0.0], drafts.cumsum()])
         verified = np.minimum(num_rows + np.arange(len(tokens)), len(seconds) - 1)
