@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from .checkpoints.source import checked_folder
 from .checkpoints.specforge import LEGACY_KEYS, is_legacy
 from .checkpoints.weights import check_leftovers
 from .configuration_dspark import DSparkConfig
-from .errors import CheckpointFormatError
+from .errors import CheckpointFormatError, OtherDrafterError
 from .hub.pushing import PushesToHub
 from .hub.remote_code import AUTO_CONFIG, AUTO_MODEL
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
@@ -55,9 +55,27 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     is_dspark_drafter = True
     # Whose loop runs it: that of the copy of this package which its class belongs to.
     package_copy = __name__.rpartition(".")[0]
+    # Classes of drafters by the model_type of their configs, for `from_pretrained`.
+    _kinds: ClassVar[dict[str, "type[DSparkDraftModel]"]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "config_class" in vars(cls):
+            cls._kinds[cls.config_class.model_type] = cls
+
+    # The first position of a text whose token can be an anchor.
+    first_anchor = 0
+    # Whether the rows of a batch can be drafted in one forward.
+    drafts_rows_together = True
 
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__(config)
+        self._add_modules(config)
+        if config.draft_vocab_size is not None:  # until trained or loaded, the lowest ids
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        self.post_init()
+
+    def _add_modules(self, config: DSparkConfig) -> None:
         feature_width = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(feature_width, config.hidden_size, bias=False)
         layer_class = _layer_class(config)
@@ -67,9 +85,6 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
         self.rotary_emb = Qwen3RotaryEmbedding(config)  # type: ignore[arg-type]  # reads fields that we have too
         self.markov_head = build_sequential_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
-        if config.draft_vocab_size is not None:  # until trained or loaded, the lowest ids
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
-        self.post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -94,6 +109,8 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     ) -> Any:
         """Load a drafter from a folder or the Hub, as any transformers model, but never with weights made up.
 
+        A baseline drafter (MTP, Eagle3) is loaded as what it is, an `AutoregressiveDraftModel`.
+
         Args:
             pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package, DeepSpec,
                 speculators, SpecForge or z-lab DFlash, told by its content. From the Hub only its config and its
@@ -107,6 +124,25 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
             DSparkConfigError: its config breaks a rule.
             HubError: the Hub does not have it, does not hand it out, or failed.
         """
+        options = dict(kwargs, output_loading_info=output_loading_info)
+        given = cls._kinds.get(getattr(kwargs.get("config"), "model_type", ""), cls)
+        first = given if issubclass(given, cls) else cls
+        try:
+            return first._loaded(pretrained_model_name_or_path, *model_args, **options)
+        except OtherDrafterError as error:
+            kind = cls._kinds.get(error.model_type)
+            if kind is None or not issubclass(kind, cls):
+                raise
+            return kind._loaded(pretrained_model_name_or_path, *model_args, **options)
+
+    @classmethod
+    def _loaded(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] | None,
+        *model_args: Any,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         kwargs["ignore_mismatched_sizes"] = True  # reported below, with what is missing
         kwargs.setdefault("key_mapping", LEGACY_KEYS)
         if kwargs.get("use_safetensors") is None:
@@ -281,6 +317,11 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
             float32 `[rows, T, draftable tokens]` on the drafter's device.
         """
         return treat_logits(target_head(hidden).to(device=self.device), self.config)
+
+    @property
+    def own_head(self) -> nn.Linear | None:
+        """A head of its own, from states to the draft vocabulary; None: it borrows the target's."""
+        return None
 
     def get_input_embeddings(self) -> nn.Module:
         """Not available: the embedding is the target's."""

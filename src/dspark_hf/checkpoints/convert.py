@@ -15,6 +15,7 @@ from .._machine import dtype_name
 from ..decoding.target_refusals import refuse_target
 from ..errors import CheckpointFormatError, IncompatibleTargetError
 from ..model.draft_vocab import is_plain_linear
+from ..configuration_dspark import DSparkConfig
 from ..modeling_dspark import DSparkDraftModel
 from .write_config import WRITERS, TargetNote, config_for, left_out
 
@@ -64,6 +65,11 @@ def convert_drafter(
     """
     if to not in WRITERS:
         raise CheckpointFormatError(f"drafters can be converted to {', '.join(FORMATS)}, got {to!r}")
+    if drafter.config.model_type != DSparkConfig.model_type:
+        raise CheckpointFormatError(
+            f"a {to} file describes drafters that draft blocks, and this one's model_type is "
+            f"{drafter.config.model_type!r}; convert a DSpark or DFlash drafter"
+        )
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointFormatError(f"{output} exists and is not an empty folder; choose another one")
     if to in _NEEDS_TARGET and (target is None or target_name is None):
