@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._machine import dtype_name
+from ..configuration_dspark import DSparkConfig
 from ..decoding.target_refusals import refuse_target
 from ..errors import CheckpointFormatError, IncompatibleTargetError
 from ..model.draft_vocab import is_plain_linear
-from ..configuration_dspark import DSparkConfig
 from ..modeling_dspark import DSparkDraftModel
 from .write_config import WRITERS, TargetNote, config_for, left_out
 

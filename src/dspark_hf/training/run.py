@@ -240,7 +240,10 @@ def _features(request: TrainingRequest, prepared: Prepared) -> FeatureCache | No
     if request.features == "online":
         return None
     folder, config = request.features_folder, prepared.drafter.config
-    with alone_with(folder / LOCK_NAME, folder):
+    returned = [] if config.reads_final_hidden else config.target_layer_ids
+    if cached_tokens(folder) == sum(len(sequence) for sequence in prepared.sequences):
+        return FeatureCache(folder, _cache_identity(request, prepared), returned)
+    with alone_with(folder / LOCK_NAME, folder):  # runs may share it
         layer_ids = layers_to_cache(folder, config)
         return build_feature_cache(
             folder,
@@ -249,7 +252,7 @@ def _features(request: TrainingRequest, prepared: Prepared) -> FeatureCache | No
             prepared.sequences,
             layer_ids=layer_ids,
             max_bytes=int(request.max_cache_gb * 1e9),
-            returned=[] if config.reads_final_hidden else config.target_layer_ids,
+            returned=returned,
         )
 
 
