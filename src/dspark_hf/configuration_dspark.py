@@ -264,6 +264,21 @@ class DSparkConfig(PreTrainedConfig):
         return {}
 
     @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As for any transformers config; that of a baseline drafter (MTP, Eagle3) comes as what it is.
+
+        Raises:
+            CheckpointFormatError, DSparkConfigError, HubError: as for `DSparkDraftModel.from_pretrained`.
+        """
+        try:
+            return super().from_pretrained(*args, **kwargs)
+        except OtherDrafterError as error:
+            kind = next((kind for kind in cls.__subclasses__() if kind.model_type == error.model_type), None)
+            if kind is None:
+                raise
+            return kind.from_pretrained(*args, **kwargs)
+
+    @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read a `config.json` of any known drafter format as a dict of `DSparkConfig` fields."""
         source = kwargs.pop("pretrained_model_name_or_path", None) or args[0]
@@ -277,11 +292,7 @@ class DSparkConfig(PreTrainedConfig):
             )
         found = to_dspark_config_dict(config_dict)
         if (model_type := found.get("model_type", cls.model_type)) != cls.model_type:
-            raise OtherDrafterError(
-                str(model_type),
-                f"{source} is a drafter with model_type {model_type!r}, and {cls.__name__} is of {cls.model_type!r}; "
-                "load it with AutoConfig, or DSparkDraftModel.from_pretrained, which tells kinds apart",
-            )
+            raise other_drafter(str(source), str(model_type), cls)
         return found, unused
 
     @classmethod
@@ -365,6 +376,15 @@ _FLOAT_FIELDS = frozenset(
         "rms_norm_eps",
     }
 )
+
+
+def other_drafter(source: str, model_type: str, cls: type[DSparkConfig]) -> OtherDrafterError:
+    """The error for a drafter of another kind than `cls` describes."""
+    return OtherDrafterError(
+        model_type,
+        f"{source} is of a drafter with model_type {model_type!r}, and {cls.__name__} is for {cls.model_type!r}; "
+        "DSparkDraftModel.from_pretrained tells kinds apart",
+    )
 
 
 def _without_unknown(cls: type[DSparkConfig], config_dict: dict[str, Any]) -> dict[str, Any]:

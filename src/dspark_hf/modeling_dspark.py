@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from .checkpoints.headers import check_finite, lacking
 from .checkpoints.source import checked_folder
 from .checkpoints.specforge import LEGACY_KEYS, is_legacy
 from .checkpoints.weights import check_leftovers
-from .configuration_dspark import DSparkConfig
+from .configuration_dspark import DSparkConfig, other_drafter
 from .errors import CheckpointFormatError, OtherDrafterError
 from .hub.pushing import PushesToHub
 from .hub.remote_code import AUTO_CONFIG, AUTO_MODEL
@@ -26,6 +26,9 @@ from .model.draft_window import masks_by_layer
 from .model.packed_blocks import PackedBlocks
 from .model.row_slots import DraftCache
 from .model.sequential_heads import build_sequential_head
+
+# Classes of other drafters by the model_type of their configs, for `from_pretrained`.
+_KINDS: dict[str, Any] = {}
 
 
 class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # PushesToHub names its arguments
@@ -55,13 +58,10 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     is_dspark_drafter = True
     # Whose loop runs it: that of the copy of this package which its class belongs to.
     package_copy = __name__.rpartition(".")[0]
-    # Classes of drafters by the model_type of their configs, for `from_pretrained`.
-    _kinds: ClassVar[dict[str, "type[DSparkDraftModel]"]] = {}
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "config_class" in vars(cls):
-            cls._kinds[cls.config_class.model_type] = cls
+            _KINDS[cls.config_class.model_type] = cls
 
     # The first position of a text whose token can be an anchor.
     first_anchor = 0
@@ -69,6 +69,8 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     drafts_rows_together = True
 
     def __init__(self, config: DSparkConfig) -> None:
+        if config.model_type != self.config_class.model_type:
+            raise other_drafter("the config given", config.model_type, self.config_class)
         super().__init__(config)
         self._add_modules(config)
         if config.draft_vocab_size is not None:  # until trained or loaded, the lowest ids
@@ -125,12 +127,10 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
             HubError: the Hub does not have it, does not hand it out, or failed.
         """
         options = dict(kwargs, output_loading_info=output_loading_info)
-        given = cls._kinds.get(getattr(kwargs.get("config"), "model_type", ""), cls)
-        first = given if issubclass(given, cls) else cls
         try:
-            return first._loaded(pretrained_model_name_or_path, *model_args, **options)
+            return cls._loaded(pretrained_model_name_or_path, *model_args, **options)
         except OtherDrafterError as error:
-            kind = cls._kinds.get(error.model_type)
+            kind = _KINDS.get(error.model_type)
             if kind is None or not issubclass(kind, cls):
                 raise
             return kind._loaded(pretrained_model_name_or_path, *model_args, **options)

@@ -245,8 +245,9 @@ def test_a_saved_drafter_loads_as_what_it_is(kind, tmp_path):
     assert torch.equal(
         greedy(target, ids, max_new_tokens=16, assistant_model=loaded[1]), greedy(target, ids, max_new_tokens=16)
     )
-    with pytest.raises(CheckpointFormatError, match="DSparkDraftModel.from_pretrained, which tells kinds apart"):
-        DSparkConfig.from_pretrained(tmp_path)
+    assert type(DSparkConfig.from_pretrained(tmp_path)) is AutoregressiveConfig
+    with_config = DSparkDraftModel.from_pretrained(tmp_path, config=AutoregressiveConfig.from_pretrained(tmp_path))
+    assert type(with_config) is AutoregressiveDraftModel
 
 
 def test_a_drafter_with_missing_weights_is_refused(kind, tmp_path):
@@ -260,7 +261,7 @@ def test_a_drafter_with_missing_weights_is_refused(kind, tmp_path):
 
 def test_a_dspark_drafter_is_no_autoregressive_one(tmp_path):
     tiny_drafter(tiny_target()).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointFormatError, match="is a drafter with model_type 'dspark'"):
+    with pytest.raises(CheckpointFormatError, match="is of a drafter with model_type 'dspark'"):
         AutoregressiveDraftModel.from_pretrained(tmp_path)
 
 

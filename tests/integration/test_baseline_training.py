@@ -159,8 +159,8 @@ def test_training_raises_tau(tmp_path, kind):
     made = tt.trainer(tmp_path, drafter, max_steps=80, learning_rate=3e-3)
     made.train()
     drafter.eval()
-    assert tt.losses(made)[-1] < 0.7 * tt.losses(made)[0]
-    assert tau(drafter) > before + 0.3
+    assert tt.losses(made)[-1] < 0.85 * tt.losses(made)[0]
+    assert tau(drafter) > before + 0.2
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
