@@ -71,6 +71,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=list(DRAFTERS), help="default: all")
     parser.add_argument("--max-steps", type=int, default=DEFAULT_STEPS, help="of each drafter (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=4, help="sequences per step (default: %(default)s)")
+    parser.add_argument("--max-anchors", type=int, default=64, help="blocks per sequence (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32 (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and anchors")
@@ -103,6 +104,7 @@ def _requests(arguments: argparse.Namespace) -> dict[str, TrainingRequest]:
         output=output,
         max_steps=arguments.max_steps,
         batch_size=arguments.batch_size,
+        max_anchors=arguments.max_anchors,
         num_evaluations=1,
         feature_cache=output / "features",
         dtype=arguments.dtype,
