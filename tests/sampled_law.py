@@ -116,6 +116,9 @@ def small_baseline(target, kind, *, ids=None, seed=3):
     reduced = {} if ids is None else {"draft_vocab_size": len(ids)}
     slots = {"block_size": 3} if kind == "eagle3" else {}
     drafter = tiny_baseline(target, kind, seed=seed, **slots | reduced)
+    if kind == "eagle3":
+        with torch.no_grad():
+            drafter.lm_head.weight.mul_(0.25)
     if ids is not None:
         drafter.d2t.copy_(offsets_of(torch.tensor(ids)))
     return drafter
