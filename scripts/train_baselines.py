@@ -41,7 +41,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle3": {"drafter_type": "eagle3", "block_size": 5, "draft_vocab_size": 8192},
     "mtp": {"drafter_type": "mtp", "draft_vocab_size": 8192},
 }
-_SMOKE = {"max_steps": 3, "batch_size": 2, "max_anchors": 8, "max_length": 96, "held_out_fraction": 0.1}
+_SMOKE: dict[str, Any] = {"max_steps": 3, "batch_size": 2, "max_anchors": 8, "max_length": 96}
+_SMOKE |= {"held_out_fraction": 0.1, "num_decode_prompts": 0}
 _SMOKE_ANSWERS, _SMOKE_PROMPT_TOKENS = 16, 64
 
 

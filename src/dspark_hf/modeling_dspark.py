@@ -44,7 +44,7 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
 
     config: DSparkConfig
     d2t: Tensor  # only with a reduced draft vocabulary
-    config_class = DSparkConfig
+    config_class: type[DSparkConfig] = DSparkConfig
     base_model_prefix = "model"
     main_input_name = "inputs_embeds"
     supports_gradient_checkpointing = False
@@ -58,6 +58,7 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     is_dspark_drafter = True
     # Whose loop runs it: that of the copy of this package which its class belongs to.
     package_copy = __name__.rpartition(".")[0]
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "config_class" in vars(cls):

@@ -25,6 +25,8 @@ SMALL_TARGET_PARAMETERS = 1_000_000_000
 UNSEEN_TOKEN_COUNT = 1.0
 
 
+# Held-out prompts that an evaluation decodes.
+NUM_DECODE_PROMPTS = 4
 KINDS = ("dspark", *DRAFTER_TYPES)
 _ONLY_DSPARK = ("num_hidden_layers", "markov_rank", "markov_head_type")
 
@@ -51,6 +53,7 @@ class TrainingRequest:
         max_length: Tokens kept of a sequence.
         held_out_fraction: Share of the prompts that is evaluated, never trained on.
         num_evaluations: Evenly spaced, the last at the end; None: as many as take a fifth of the training's time.
+        num_decode_prompts: Held-out prompts that each evaluation really decodes, greedy and at temperature 1; 0: none.
         features: `cache` or `online`.
         feature_cache: Folder of the cache; runs on the same data and target may share one. None: below `output`.
         max_cache_gb: Limit of the cache.
@@ -81,6 +84,7 @@ class TrainingRequest:
     max_length: int = 2048
     held_out_fraction: float = 0.05
     num_evaluations: int | None = None
+    num_decode_prompts: int = NUM_DECODE_PROMPTS
     features: str = "cache"
     feature_cache: Path | None = None
     max_cache_gb: float = 20.0
@@ -105,6 +109,7 @@ class TrainingRequest:
             ("head_learning_rate_multiplier", self.head_learning_rate_multiplier > 0, "must be > 0"),
             ("decay_fraction", 0 <= self.decay_fraction <= 0.96, "must lie between 0 and 0.96"),
             ("num_evaluations", self.num_evaluations is None or self.num_evaluations >= 1, "must be >= 1"),
+            ("num_decode_prompts", self.num_decode_prompts >= 0, "must be >= 0"),
             ("max_length", self.max_length >= 4, "must be >= 4"),
             ("held_out_fraction", 0 < self.held_out_fraction < 1, "must lie between 0 and 1, both excluded"),
             ("features", self.features in ("cache", "online"), "must be cache or online"),
@@ -155,7 +160,7 @@ class TrainingRequest:
         """The settings that a resumed run has to share with the run it continues."""
         free = {
             "target", "data", "output", "epochs", "max_steps", "minutes", "features", "feature_cache", "max_cache_gb",
-            "device", "initial_drafter", "restart", "num_evaluations",
+            "device", "initial_drafter", "restart", "num_evaluations", "num_decode_prompts",
             "drafter_type",  # the drafter's config, compared too, says it
         }  # fmt: skip
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in free}

@@ -315,6 +315,7 @@ def _arguments(
         save_strategy="steps",
         save_steps=max(1, num_steps // _NUM_SAVES),
         save_total_limit=2,
+        num_decode_prompts=request.num_decode_prompts,
         report_to=[],
         disable_tqdm=True,
         log_level="warning",
