@@ -191,7 +191,7 @@ def _start_pairs(drafter: AutoregressiveDraftModel, source: _Source) -> None:
     """Let the copied layer read the state of a pair as it read the target's stream.
 
     Eagle3's stream starts as its last feature, and its attention reads the embeddings with random weights yet. MTP's
-    starts as the sum of both normalised halves, in the size that the copied layer is used to.
+    starts as the normalised hidden state, in the size that the copied layer is used to; embeddings add nothing yet.
     """
     layer: Any = drafter.layers[0]
     width = drafter.config.hidden_size
@@ -203,7 +203,7 @@ def _start_pairs(drafter: AutoregressiveDraftModel, source: _Source) -> None:
         drafter.fc.weight[:, -width:] = identity
     else:
         rms = float(source.hidden.float().pow(2).mean(dim=-1).median().sqrt())
-        layer.eh_proj.weight.copy_(torch.cat([identity, identity], dim=1) * rms)
+        layer.eh_proj.weight.copy_(torch.cat([torch.zeros_like(identity), rms * identity], dim=1))
 
 
 def _copy_head(drafter: DSparkDraftModel, head: nn.Linear, target: PreTrainedModel) -> None:
