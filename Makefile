@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart demo test test-full test-gpu test-browser check fix clean
+.PHONY: help quickstart demo train-baselines test test-full test-gpu test-browser check fix clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo 'ARGS="..." is passed on:             make test ARGS="-k accept -x"'
 	@echo 'PYTHON=... makes .venv from another:  make clean test PYTHON=python3.12'
@@ -22,6 +22,11 @@ quickstart: $(VENV)/.stamp-zoo ## plain and speculative generation side by side
 
 demo: $(VENV)/.stamp-demo ## the same side by side in a browser
 	$(BIN)/dspark demo $(ARGS)
+
+# Answers of the target, as `dspark train data` makes them.
+DATA ?= answers
+train-baselines: $(VENV)/.stamp-train ## the drafters that are compared, on DATA=folder of answers
+	$(BIN)/python scripts/train_baselines.py --data $(DATA) $(ARGS)
 
 test: $(VENV)/.stamp-test ## the tests, without the ones that take minutes or a GPU
 	$(BIN)/pytest -m "not full and not gpu" $(ARGS)
@@ -86,6 +91,10 @@ $(VENV)/.stamp-demo: pyproject.toml constraints.txt $(VENV)/.stamp-venv
 	$(call install,demo$(comma)zoo)
 	@touch $(VENV)/.stamp-zoo $@
 
+$(VENV)/.stamp-train: pyproject.toml constraints.txt $(VENV)/.stamp-venv
+	$(call install,train$(comma)zoo)
+	@touch $(VENV)/.stamp-zoo $@
+
 $(VENV)/.stamp-test: pyproject.toml constraints.txt $(VENV)/.stamp-venv
 	$(call install,test$(comma)train$(comma)zoo)
-	@touch $(VENV)/.stamp-zoo $@
+	@touch $(VENV)/.stamp-zoo $(VENV)/.stamp-train $@

@@ -25,7 +25,7 @@ What transformers' own base classes bring along is not repeated.
 
 # Public names are `dspark_hf.__all__`, each in one group; names with dots are given besides.
 GROUPS = {
-    "Drafters": ["DSparkDraftModel", "DSparkConfig"],
+    "Drafters": ["DSparkDraftModel", "DSparkConfig", "AutoregressiveDraftModel", "AutoregressiveConfig"],
     "Generating": [
         "SpeculationReport",
         "decoding.report.GenerateDSparkOutput",

@@ -12,14 +12,16 @@ from unittest import mock
 
 import torch
 from scipy.stats import chisquare
-from tiny import random_ids, tiny_drafter, tiny_target
+from tiny import random_ids, tiny_baseline, tiny_drafter, tiny_target
 from transformers import GenerationConfig, WatermarkingConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
-from dspark_hf import DSparkCandidateGenerator
 from dspark_hf.decoding import candidate_generator
 from dspark_hf.decoding.accept import accept_sampled
+from dspark_hf.decoding.autoregressive import AutoregressiveCandidateGenerator, generator_class
+from dspark_hf.decoding.draft import draw_slots, num_before_first
 from dspark_hf.decoding.sampling import ScoreProcessor, draw_uniforms, law
+from dspark_hf.decoding.types import DraftBlock
 from dspark_hf.model.draft_vocab import offsets_of
 
 VOCAB = 5
@@ -104,6 +106,19 @@ def small_drafter(target, head="vanilla", *, ids=None, **overrides):
     reduced = {} if ids is None else {"draft_vocab_size": len(ids)}
     settings = {"block_size": 3, "num_hidden_layers": 1} | HEADS[head] | reduced | overrides
     drafter = tiny_drafter(target, **settings)
+    if ids is not None:
+        drafter.d2t.copy_(offsets_of(torch.tensor(ids)))
+    return drafter
+
+
+def small_baseline(target, kind, *, ids=None, seed=3):
+    """As [`small_drafter`], MTP or Eagle3."""
+    reduced = {} if ids is None else {"draft_vocab_size": len(ids)}
+    slots = {"block_size": 3} if kind == "eagle3" else {}
+    drafter = tiny_baseline(target, kind, seed=seed, **slots | reduced)
+    if kind == "eagle3":
+        with torch.no_grad():
+            drafter.lm_head.weight.mul_(0.25)
     if ids is not None:
         drafter.d2t.copy_(offsets_of(torch.tensor(ids)))
     return drafter
@@ -226,8 +241,45 @@ def law_p_value(target, drafter, options, seed, *, joint=None, **knobs):
 # -- through the stages ---------------------------------------------------------------------------------------------
 
 
+def tree_of_logits(generator, ids, num_slots):
+    """An autoregressive drafter's logits `[draftable]` after each draft prefix, along the way that drafting takes."""
+    logits, drafter = {}, generator.drafter
+
+    def visit(prefix, outputs):
+        hidden = outputs.last_hidden_state[:, -1:]
+        logits[prefix] = drafter.base_logits(hidden, generator._head)[0, 0]
+        for token in range(VOCAB) if len(prefix) < num_slots - 1 else ():
+            state = outputs.hidden_states[0][:, -1:]
+            visit((*prefix, token), generator._read(torch.tensor([[token]]), generator._cache.length, states=state))
+            generator._cache.forget(1)
+
+    visit((), generator._read_committed(ids))
+    return logits
+
+
+def propose_autoregressive_rows(generator, ids, rows):
+    """As [`propose_rows`]: the prefixes of a small vocabulary are few, so each is run once and rows look theirs up."""
+    num_slots = min(generator.drafter.config.block_size, generator._max_length - ids.shape[1] - 1)
+    logits, drawn = tree_of_logits(generator, ids, num_slots), []
+
+    def slot_logits(k, previous):
+        if k:
+            drawn.append(previous)
+        prefixes = torch.stack(drawn, 1).tolist() if drawn else [()] * rows
+        return torch.stack([logits[tuple(prefix)] for prefix in prefixes])
+
+    slots = draw_slots(
+        slot_logits, num_slots, ids.expand(rows, -1), generator.processor,
+        draft_ids=generator._draft_ids, do_sample=generator.do_sample, vocab_size=VOCAB,
+    )  # fmt: skip
+    block = DraftBlock(slots.tokens, slots.draft_probs, None, num_before_first(~slots.is_usable))
+    return generator._scheduled(block, row_ids=range(rows))
+
+
 def propose_rows(generator, ids, rows):
     """Stages 1 to 3 of `rows` independent rounds after `ids` `[1, length]`."""
+    if isinstance(generator, AutoregressiveCandidateGenerator):
+        return propose_autoregressive_rows(generator, ids, rows)
     draft_block = candidate_generator.draft_block
 
     def many(drafter, hidden, base_logits, prefix_ids, *args, anchor_hidden=None, **kwargs):
@@ -256,7 +308,7 @@ def staged_rounds(target, drafter, options, rows, seed, *, first=1, processors=N
     processors = processors_of(target, options) if processors is None else processors
     processors = LogitsProcessorList(processors)
     config = GenerationConfig(do_sample=True, max_length=PROMPT.shape[1] + NUM_NEW, **knobs)
-    generator = DSparkCandidateGenerator(drafter, target, config, processors, {})
+    generator = generator_class(drafter)(drafter, target, config, processors, {})
     generator.observe(target(PROMPT, **generator.model_kwargs_overrides))
     ids = torch.cat([PROMPT, torch.tensor([[first]])], 1)
     torch.manual_seed(seed)

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from dspark_hf import DSparkConfig, DSparkDraftModel
+from dspark_hf import AutoregressiveConfig, AutoregressiveDraftModel, DSparkConfig, DSparkDraftModel
 
 VOCAB = 61
 
@@ -51,6 +51,13 @@ def tiny_drafter(target: PreTrainedModel, *, seed: int = 1, **overrides) -> DSpa
     } | overrides
     torch.manual_seed(seed)
     return DSparkDraftModel(DSparkConfig.from_target(target.config, **settings)).eval()
+
+
+def tiny_baseline(target: PreTrainedModel, kind: str, *, seed: int = 1, **overrides) -> AutoregressiveDraftModel:
+    """A random MTP or Eagle3 drafter for `target`."""
+    settings = {"drafter_type": kind, "initializer_range": 0.3} | ({"block_size": 4} if kind == "eagle3" else {})
+    torch.manual_seed(seed)
+    return AutoregressiveDraftModel(AutoregressiveConfig.from_target(target.config, **settings | overrides)).eval()
 
 
 class OracleDrafter(DSparkDraftModel):

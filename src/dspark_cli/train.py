@@ -32,6 +32,9 @@ def train_command(
         list[Path] | None, typer.Option(help="Answers (JSONL, Parquet) or folders of them; may be repeated.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the drafter; an interrupted run goes on.")] = None,
+    drafter_type: Annotated[
+        str, typer.Option(metavar="dspark|mtp|eagle3", help="What to train; the last two are baselines.")
+    ] = "dspark",
     num_hidden_layers: Annotated[int | None, typer.Option(help=f"Draft layers. {_BY_SIZE}")] = None,
     block_size: Annotated[int | None, typer.Option(help="gamma. Default: 5 on a CPU, else 7.")] = None,
     markov_rank: Annotated[int | None, typer.Option(help=f"Of the sequential head; 0: none. {_BY_SIZE}")] = None,
@@ -59,6 +62,9 @@ def train_command(
     features: Annotated[
         str, typer.Option(metavar="cache|online", help="Target features: once, on disk, or at every step.")
     ] = "cache",
+    feature_cache: Annotated[
+        Path | None, typer.Option(help="Its folder; runs on the same data may share one. Default: below the output.")
+    ] = None,
     max_cache_gb: Annotated[float, typer.Option(help="Limit of the feature cache.")] = 20.0,
     initial_drafter: Annotated[
         str | None, typer.Option(help="Drafter to start from. Default: the target's last layers.")
@@ -92,6 +98,7 @@ def train_command(
             target=target,
             data=tuple(str(path) for path in data),
             output=output,
+            drafter_type=drafter_type,
             num_hidden_layers=num_hidden_layers,
             block_size=block_size,
             markov_rank=markov_rank,
@@ -109,6 +116,7 @@ def train_command(
             held_out_fraction=held_out_fraction,
             num_evaluations=num_evaluations,
             features=features,
+            feature_cache=feature_cache,
             max_cache_gb=max_cache_gb,
             dtype=dtype,
             device=device,

@@ -4,6 +4,7 @@ Importing this package installs the route (`decoding/route.py`). The pipeline, a
 
     configuration_dspark   what a drafter is
     modeling_dspark        features and anchor in, hidden states of a block out (parts in model/)
+    modeling_autoregressive  baseline drafters, MTP and Eagle3, which draft one token after the other
     decoding/              one round: draft -> calibrate -> schedule -> verify -> accept; the loop and the route
     fitting/               temperatures that make confidences agree with past rounds; what rounds cost on this machine
     training/              answers of a target -> features -> blocks -> losses -> a trained drafter
@@ -22,6 +23,7 @@ _compat.check_version()
 with _compat.naming_the_version():
     from transformers import AutoConfig, AutoModel
 
+    from .configuration_autoregressive import AutoregressiveConfig
     from .configuration_dspark import DSparkConfig
     from .decoding.candidate_generator import DSparkCandidateGenerator
     from .decoding.report import SpeculationReport, record_speculation
@@ -38,6 +40,7 @@ with _compat.naming_the_version():
         UnsupportedGenerationError,
         UnsupportedTransformersError,
     )
+    from .modeling_autoregressive import AutoregressiveDraftModel
     from .modeling_dspark import DSparkDraftModel
 
 if typing.TYPE_CHECKING:
@@ -53,6 +56,8 @@ if typing.TYPE_CHECKING:
     from .training.trainer import DSparkTrainer
 
 __all__ = [
+    "AutoregressiveConfig",
+    "AutoregressiveDraftModel",
     "CalibrationError",
     "CalibrationRequest",
     "CheckpointFormatError",
@@ -108,4 +113,6 @@ def __getattr__(name: str) -> typing.Any:
 
 AutoConfig.register("dspark", DSparkConfig, exist_ok=True)
 AutoModel.register(DSparkConfig, DSparkDraftModel, exist_ok=True)
+AutoConfig.register("dspark_autoregressive", AutoregressiveConfig, exist_ok=True)
+AutoModel.register(AutoregressiveConfig, AutoregressiveDraftModel, exist_ok=True)
 install()

@@ -9,9 +9,11 @@ from .errors import DSparkConfigError
 from .layer_rules import rules_of_layers
 
 if TYPE_CHECKING:
+    from .configuration_autoregressive import AutoregressiveConfig
     from .configuration_dspark import DSparkConfig
 
 MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
+DRAFTER_TYPES = ("mtp", "eagle3")  # those that read pairs
 ROPE_TYPES = ("default", "llama3", "yarn", "proportional")
 VERIFICATION_POLICIES = ("full", "threshold", "survival", "goodput", "prefix", "smoothed", "block", "lagged")
 CALIBRATION_MODES = ("greedy", "sampled")
@@ -69,6 +71,34 @@ def check_config(config: "DSparkConfig") -> None:
     _check_rope(config)
     _check_defaults_of_generation(config)
     check_calibration(config)
+
+
+# What autoregressive drafters do not have, and the value of the field that says so.
+FIXED_WHEN_AUTOREGRESSIVE: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "draft_layout": "anchor_first",
+    "markov_rank": 0,
+    "enable_confidence_head": False,
+    "confidence_head_with_markov": False,
+    "sliding_window": None,
+    "causal_layers": "none",
+    "layer_style": "qwen3",
+    "calibration": None,
+}
+
+
+def check_autoregressive_config(config: "AutoregressiveConfig") -> None:
+    """As [`check_config`], for drafters that read pairs."""
+    kind = config.drafter_type
+    _require(kind in DRAFTER_TYPES, "drafter_type", kind, f"must be one of {DRAFTER_TYPES}")
+    for name, value in FIXED_WHEN_AUTOREGRESSIVE.items():
+        found = getattr(config, name)
+        _require(found == value, name, found, f"must be {value!r}, autoregressive drafters have no other; leave it out")
+    kinds = config.layer_types
+    _require(kinds in (None, ["full_attention"]), "layer_types", kinds, "must be None or ['full_attention']")
+    if kind == "mtp":
+        _require(config.block_size == 1, "block_size", config.block_size, "must be 1 for drafter_type 'mtp'")
+    check_config(config)
 
 
 def _check_sizes(config: "DSparkConfig") -> None:
@@ -133,6 +163,11 @@ def _check_target_layers(config: "DSparkConfig") -> None:
     )
     _require(ids[0] >= -1, "target_layer_ids", ids, "must not go below -1, the embedding output")
     depth = config.num_target_layers
+    if config.reads_final_hidden:
+        _require(depth is not None, "num_target_layers", depth, "must be given where the final hidden state is read")
+        wanted = [(depth or 0) - 1]
+        _require(ids == wanted, "target_layer_ids", ids, f"must be {wanted}, the last of {depth} target layers")
+        return
     _require(
         depth is None or ids[-1] <= depth - 2,
         "target_layer_ids",

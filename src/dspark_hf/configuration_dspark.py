@@ -19,7 +19,7 @@ from .checkpoints.detect import to_dspark_config_dict
 from .checkpoints.source import checked_config
 from .checkpoints.weights import check_dtype, check_quantization
 from .config_rules import check_config
-from .errors import CheckpointFormatError, DSparkConfigError
+from .errors import CheckpointFormatError, DSparkConfigError, OtherDrafterError
 from .hub.remote_code import AUTO_CONFIG, is_own_auto_map, needs_code_beside, remove_code, write_code
 from .layer_rules import SLIDING
 from .target_traits import derive_from_target
@@ -188,15 +188,25 @@ class DSparkConfig(PreTrainedConfig):
     calibration: dict[str, Any] | None = None
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = []
+    # Fields that may be absent from a config.json.
+    _optional_on_load: ClassVar[frozenset[str]] = _OPTIONAL_ON_LOAD
 
     def __post_init__(self, **kwargs: Any) -> None:
         unknown = sorted(set(kwargs) - _BASE_KWARGS)
         if unknown:
-            raise DSparkConfigError(_unknown_argument_message(unknown, _field_names()))
-        check_config(self)  # before anything is sized by a field
+            raise DSparkConfigError(_unknown_argument_message(type(self), unknown))
+        self._check_fields()  # before anything is sized by a field
         if self.layer_types is None:
             self.layer_types = ["full_attention"] * self.num_hidden_layers
         super().__post_init__(**kwargs)
+
+    def _check_fields(self) -> None:
+        check_config(self)
+
+    @property
+    def reads_final_hidden(self) -> bool:
+        """Whether the features are the target's final hidden states, behind its last norm."""
+        return False
 
     @property
     def first_draft_slot(self) -> int:
@@ -232,9 +242,9 @@ class DSparkConfig(PreTrainedConfig):
         Raises:
             DSparkConfigError: the target is of a kind that cannot have a drafter, or an override breaks a rule.
         """
-        unknown = sorted(set(overrides) - _field_names() - _BASE_KWARGS)
+        unknown = sorted(set(overrides) - _field_names(cls) - _BASE_KWARGS)
         if unknown:
-            raise DSparkConfigError(_unknown_argument_message(unknown, _field_names()))
+            raise DSparkConfigError(_unknown_argument_message(cls, unknown))
         if not isinstance(target_config, PreTrainedConfig):
             raise DSparkConfigError(
                 f"from_target takes the target's config, got a {type(target_config).__name__}; pass model.config, or "
@@ -246,7 +256,27 @@ class DSparkConfig(PreTrainedConfig):
             raise DSparkConfigError(
                 f"a drafter cannot be derived from a {target_config.model_type!r} target: {error}"
             ) from error
-        return cls(**{**derived, **overrides})
+        return cls(**{**derived, **cls._derived_besides(derived, overrides), **overrides})
+
+    @classmethod
+    def _derived_besides(cls, derived: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+        """What a kind of drafters derives from a target in another way."""
+        return {}
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As for any transformers config; that of a baseline drafter (MTP, Eagle3) comes as what it is.
+
+        Raises:
+            CheckpointFormatError, DSparkConfigError, HubError: as for `DSparkDraftModel.from_pretrained`.
+        """
+        try:
+            return super().from_pretrained(*args, **kwargs)
+        except OtherDrafterError as error:
+            kind = next((kind for kind in cls.__subclasses__() if kind.model_type == error.model_type), None)
+            if kind is None:
+                raise
+            return kind.from_pretrained(*args, **kwargs)
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -260,7 +290,10 @@ class DSparkConfig(PreTrainedConfig):
             raise CheckpointFormatError(
                 f"{source} has no config.json, or an empty one; pass the folder or Hub id of a drafter"
             )
-        return to_dspark_config_dict(config_dict), unused
+        found = to_dspark_config_dict(config_dict)
+        if (model_type := found.get("model_type", cls.model_type)) != cls.model_type:
+            raise other_drafter(str(source), str(model_type), cls)
+        return found, unused
 
     @classmethod
     def of_folder(cls, folder: Path, subfolder: str, arguments: Mapping[str, Any]) -> Self:
@@ -271,9 +304,9 @@ class DSparkConfig(PreTrainedConfig):
             arguments: Those that are no field of a drafter are left out.
         """
         config_dict, _ = cls.get_config_dict(folder, subfolder=subfolder)
-        own = _field_names() - _base_field_names()
+        own = _field_names(cls) - _base_field_names()
         return cls.from_dict(
-            _without_unknown(config_dict), **{key: value for key, value in arguments.items() if key in own}
+            _without_unknown(cls, config_dict), **{key: value for key, value in arguments.items() if key in own}
         )
 
     @classmethod
@@ -284,7 +317,7 @@ class DSparkConfig(PreTrainedConfig):
             CheckpointFormatError: a field is missing.
             DSparkConfigError: a field breaks a rule.
         """
-        required = _field_names() - _base_field_names() - _OPTIONAL_ON_LOAD
+        required = _field_names(cls) - _base_field_names() - cls._optional_on_load
         kinds = config_dict.get("layer_types")
         if isinstance(kinds, list) and SLIDING in kinds:
             required |= {"causal_layers", "sliding_window", "window_start"}
@@ -298,7 +331,7 @@ class DSparkConfig(PreTrainedConfig):
         for key in ("dtype", "torch_dtype"):
             check_dtype(config_dict.get(key), "config.json")
         check_quantization(config_dict.get("quantization_config"), "config.json")
-        known = _without_unknown(config_dict)
+        known = _without_unknown(cls, config_dict)
         ignored = sorted(set(config_dict) - set(known))
         if any(config_dict[key] is not None for key in ignored):
             logger.warning("config.json has keys that dspark_hf does not know, ignored: %s", ignored)
@@ -345,26 +378,35 @@ _FLOAT_FIELDS = frozenset(
 )
 
 
-def _without_unknown(config_dict: dict[str, Any]) -> dict[str, Any]:
-    known = _field_names() | _BASE_KWARGS
+def other_drafter(source: str, model_type: str, cls: type[DSparkConfig]) -> OtherDrafterError:
+    """The error for a drafter of another kind than `cls` describes."""
+    return OtherDrafterError(
+        model_type,
+        f"{source} is of a drafter with model_type {model_type!r}, and {cls.__name__} is for {cls.model_type!r}; "
+        "DSparkDraftModel.from_pretrained tells kinds apart",
+    )
+
+
+def _without_unknown(cls: type[DSparkConfig], config_dict: dict[str, Any]) -> dict[str, Any]:
+    known = _field_names(cls) | _BASE_KWARGS
     return {key: value for key, value in config_dict.items() if key in known}
 
 
-def _field_names() -> set[str]:
-    return {field.name for field in fields(DSparkConfig)}
+def _field_names(cls: type[DSparkConfig]) -> set[str]:
+    return {field.name for field in fields(cls)}
 
 
 def _base_field_names() -> set[str]:
     return {field.name for field in fields(PreTrainedConfig)}
 
 
-def _unknown_argument_message(unknown: list[str], known: set[str]) -> str:
-    hints = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+def _unknown_argument_message(cls: type[DSparkConfig], unknown: list[str]) -> str:
+    hints = {name: difflib.get_close_matches(name, _field_names(cls), n=1) for name in unknown}
     parts = [f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else "") for name, near in hints.items()]
-    return f"DSparkConfig has no argument {', '.join(parts)}; see its docstring for the fields it has"
+    return f"{cls.__name__} has no argument {', '.join(parts)}; see its docstring for the fields it has"
 
 
-def _raise_our_errors(original_init: Callable[..., None]) -> Callable[..., None]:
+def raising_our_errors(original_init: Callable[..., None]) -> Callable[..., None]:
     """Report a field of the wrong type like any other broken rule."""
 
     @functools.wraps(original_init)
@@ -382,4 +424,4 @@ def _raise_our_errors(original_init: Callable[..., None]) -> Callable[..., None]
     return __init__
 
 
-DSparkConfig.__init__ = _raise_our_errors(DSparkConfig.__init__)  # type: ignore[method-assign]
+DSparkConfig.__init__ = raising_our_errors(DSparkConfig.__init__)  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
     DSparkError
     ├── DSparkConfigError        (ValueError)    a drafter's configuration breaks a rule
     ├── CheckpointFormatError    (ValueError)    a folder is not a drafter we can read
+    │   └── OtherDrafterError                    the folder is a drafter of another class
     ├── IncompatibleTargetError  (ValueError)    drafter and target do not belong together
     ├── CalibrationError         (ValueError)    proposals that no calibration can be fitted on
     ├── TrainingDataError        (ValueError)    answers, features or settings that no drafter can be trained from
@@ -27,6 +28,18 @@ class DSparkConfigError(DSparkError, ValueError):
 
 class CheckpointFormatError(DSparkError, ValueError):
     """A checkpoint folder is not a drafter, or is one of a format that this release does not read."""
+
+
+class OtherDrafterError(CheckpointFormatError):
+    """A checkpoint is a drafter, of a kind that another class than the one asked for loads.
+
+    Attributes:
+        model_type: Of its config.
+    """
+
+    def __init__(self, model_type: str, message: str) -> None:
+        super().__init__(message)
+        self.model_type = model_type
 
 
 class IncompatibleTargetError(DSparkError, ValueError):

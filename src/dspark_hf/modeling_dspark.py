@@ -15,8 +15,8 @@ from .checkpoints.headers import check_finite, lacking
 from .checkpoints.source import checked_folder
 from .checkpoints.specforge import LEGACY_KEYS, is_legacy
 from .checkpoints.weights import check_leftovers
-from .configuration_dspark import DSparkConfig
-from .errors import CheckpointFormatError
+from .configuration_dspark import DSparkConfig, other_drafter
+from .errors import CheckpointFormatError, OtherDrafterError
 from .hub.pushing import PushesToHub
 from .hub.remote_code import AUTO_CONFIG, AUTO_MODEL
 from .model.backbone import AttentionMask, DSparkDecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
@@ -26,6 +26,9 @@ from .model.draft_window import masks_by_layer
 from .model.packed_blocks import PackedBlocks
 from .model.row_slots import DraftCache
 from .model.sequential_heads import build_sequential_head
+
+# Classes of other drafters by the model_type of their configs, for `from_pretrained`.
+_KINDS: dict[str, Any] = {}
 
 
 class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # PushesToHub names its arguments
@@ -41,7 +44,7 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
 
     config: DSparkConfig
     d2t: Tensor  # only with a reduced draft vocabulary
-    config_class = DSparkConfig
+    config_class: type[DSparkConfig] = DSparkConfig
     base_model_prefix = "model"
     main_input_name = "inputs_embeds"
     supports_gradient_checkpointing = False
@@ -56,8 +59,26 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     # Whose loop runs it: that of the copy of this package which its class belongs to.
     package_copy = __name__.rpartition(".")[0]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "config_class" in vars(cls):
+            _KINDS[cls.config_class.model_type] = cls
+
+    # The first position of a text whose token can be an anchor.
+    first_anchor = 0
+    # Whether the rows of a batch can be drafted in one forward.
+    drafts_rows_together = True
+
     def __init__(self, config: DSparkConfig) -> None:
+        if config.model_type != self.config_class.model_type:
+            raise other_drafter("the config given", config.model_type, self.config_class)
         super().__init__(config)
+        self._add_modules(config)
+        if config.draft_vocab_size is not None:  # until trained or loaded, the lowest ids
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        self.post_init()
+
+    def _add_modules(self, config: DSparkConfig) -> None:
         feature_width = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(feature_width, config.hidden_size, bias=False)
         layer_class = _layer_class(config)
@@ -67,9 +88,6 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
         self.rotary_emb = Qwen3RotaryEmbedding(config)  # type: ignore[arg-type]  # reads fields that we have too
         self.markov_head = build_sequential_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
-        if config.draft_vocab_size is not None:  # until trained or loaded, the lowest ids
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
-        self.post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -94,6 +112,8 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
     ) -> Any:
         """Load a drafter from a folder or the Hub, as any transformers model, but never with weights made up.
 
+        A baseline drafter (MTP, Eagle3) is loaded as what it is, an `AutoregressiveDraftModel`.
+
         Args:
             pretrained_model_name_or_path: Folder or Hub id, of a drafter saved by this package, DeepSpec,
                 speculators, SpecForge or z-lab DFlash, told by its content. From the Hub only its config and its
@@ -107,6 +127,23 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
             DSparkConfigError: its config breaks a rule.
             HubError: the Hub does not have it, does not hand it out, or failed.
         """
+        options = dict(kwargs, output_loading_info=output_loading_info)
+        try:
+            return cls._loaded(pretrained_model_name_or_path, *model_args, **options)
+        except OtherDrafterError as error:
+            kind = _KINDS.get(error.model_type)
+            if kind is None or not issubclass(kind, cls):
+                raise
+            return kind._loaded(pretrained_model_name_or_path, *model_args, **options)
+
+    @classmethod
+    def _loaded(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] | None,
+        *model_args: Any,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         kwargs["ignore_mismatched_sizes"] = True  # reported below, with what is missing
         kwargs.setdefault("key_mapping", LEGACY_KEYS)
         if kwargs.get("use_safetensors") is None:
@@ -281,6 +318,11 @@ class DSparkDraftModel(PushesToHub, PreTrainedModel):  # type: ignore[misc]  # P
             float32 `[rows, T, draftable tokens]` on the drafter's device.
         """
         return treat_logits(target_head(hidden).to(device=self.device), self.config)
+
+    @property
+    def own_head(self) -> nn.Linear | None:
+        """A head of its own, from states to the draft vocabulary; None: it borrows the target's."""
+        return None
 
     def get_input_embeddings(self) -> nn.Module:
         """Not available: the embedding is the target's."""

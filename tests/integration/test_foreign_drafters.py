@@ -128,7 +128,6 @@ def test_saved_again_it_is_ours_without_copies_of_embedding_and_head(target, nam
     assert all(torch.equal(t, again.state_dict()[n]) for n, t in drafter.state_dict().items())
 
 
-@pytest.mark.parametrize(("name", "found"), [("deepspec_eagle3", "an Eagle3 drafter"), ("target_qwen3", "no drafter")])
-def test_other_formats_are_refused_with_their_name(name, found):
-    with pytest.raises(ValueError, match=f"{found}.*this release reads"):
-        DSparkDraftModel.from_pretrained(CHECKPOINTS / name)
+def test_a_folder_that_is_no_drafter_is_refused():
+    with pytest.raises(ValueError, match=r"no drafter.*this release reads"):
+        DSparkDraftModel.from_pretrained(CHECKPOINTS / "target_qwen3")

@@ -14,7 +14,8 @@ ORDER = [
     ["layer_rules"],
     # From a name to a folder that may be loaded.
     [
-        *(f"checkpoints.{name}" for name in ("fields", "deepspec", "zlab", "specforge", "speculators", "detect")),
+        *(f"checkpoints.{name}" for name in ("fields", "deepspec", "deepspec_eagle3", "zlab", "specforge")),
+        *(f"checkpoints.{name}" for name in ("speculators", "detect")),
         *(f"checkpoints.{name}" for name in ("json_files", "weights", "headers")),
         "hub.faults",
         "hub.fetch",
@@ -28,9 +29,9 @@ ORDER = [
         "hub.remote_code",
         "target_traits",
     ],
-    ["configuration_dspark", "config_rules"],
+    ["configuration_dspark", "configuration_autoregressive", "config_rules"],
     ["model."],
-    ["modeling_dspark"],
+    ["modeling_dspark", "modeling_autoregressive"],
     # What rounds cost on this machine, which the scheduler weighs; the rest of fitting/ watches rounds.
     [f"fitting.{name}" for name in ("fingerprint", "throughput", "measuring", "profile_store", "step_residuals")],
     ["decoding."],

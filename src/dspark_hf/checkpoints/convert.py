@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._machine import dtype_name
+from ..configuration_dspark import DSparkConfig
 from ..decoding.target_refusals import refuse_target
 from ..errors import CheckpointFormatError, IncompatibleTargetError
 from ..model.draft_vocab import is_plain_linear
@@ -64,6 +65,11 @@ def convert_drafter(
     """
     if to not in WRITERS:
         raise CheckpointFormatError(f"drafters can be converted to {', '.join(FORMATS)}, got {to!r}")
+    if drafter.config.model_type != DSparkConfig.model_type:
+        raise CheckpointFormatError(
+            f"a {to} file describes drafters that draft blocks, and this one's model_type is "
+            f"{drafter.config.model_type!r}; convert a DSpark or DFlash drafter"
+        )
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointFormatError(f"{output} exists and is not an empty folder; choose another one")
     if to in _NEEDS_TARGET and (target is None or target_name is None):

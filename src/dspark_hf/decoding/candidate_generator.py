@@ -21,7 +21,7 @@ from .prefixes import Prefixes
 from .sampling import ScoreProcessor
 from .scheduler import Found, Scheduler, usable_profile
 from .settings import resolve_settings, weighs_costs
-from .types import Proposal
+from .types import DraftBlock, Proposal
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +159,10 @@ class DSparkCandidateGenerator(CandidateGenerator):
             vocab_size=self._vocab_size,
             anchor_hidden=anchor_hidden,
         )
+        return self._scheduled(block, **facts)
+
+    def _scheduled(self, block: DraftBlock, **facts: Any) -> Proposal:
+        """Stages 2 and 3; `facts` as for [`_draft`]."""
         confidence = calibrate(block.confidence_logits, self._calibration)
         weights = self.scheduler.weights(facts["row_ids"])
         round_facts = RoundFacts.of(block, costs=self.scheduler.costs, weights=weights, **facts)

@@ -1,5 +1,6 @@
 """Stage 1: draw a block of draft tokens, slot by slot, and keep the exact law of each draw."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -40,29 +41,71 @@ def draft_block(
         vocab_size: The target's; None: the drafter's.
         anchor_hidden: `[rows, hidden]` of the anchor's slot in the fill-in layout, where it drafts nothing.
     """
-    rows, num_slots, _ = base_logits.shape
-    ids = prefix_ids if isinstance(prefix_ids, Tensor) else prefix_ids.ids
-    device = ids.device  # of everything that acceptance will see; the drafter may be elsewhere
-    uniforms = draw_uniforms(num_slots, rows, device=device) if do_sample else None
+    num_slots = base_logits.shape[1]
     head = drafter.markov_head
     state: Tensor | None = None
+    embeddings: list[Tensor] = []
+
+    def slot_logits(k: int, previous: Tensor) -> Tensor:
+        nonlocal state
+        if head is None:
+            return base_logits[:, k]
+        # A token that was added to the target since has no embedding of its own.
+        known = previous.to(hidden.device).clamp(max=drafter.config.vocab_size - 1)
+        embedding = head.embed(known)
+        embeddings.append(embedding)
+        if k == 0:
+            state = head.started(embedding, anchor_hidden)
+        bias, state = head.step(embedding, hidden[:, k], state)
+        return base_logits[:, k] + bias[..., : base_logits.shape[-1]]
+
+    drawn = draw_slots(
+        slot_logits, num_slots, prefix_ids, processor,
+        draft_ids=draft_ids, do_sample=do_sample, vocab_size=vocab_size or drafter.config.vocab_size,
+    )  # fmt: skip
+    is_usable = drawn.is_usable
+    confidence_logits = _confidence_logits(drafter, hidden, embeddings)
+    if confidence_logits is not None:
+        confidence_logits = confidence_logits.to(is_usable.device)
+        is_usable = is_usable & confidence_logits.isfinite()
+    return DraftBlock(drawn.tokens, drawn.draft_probs, confidence_logits, num_before_first(~is_usable))
+
+
+class DrawnSlots(NamedTuple):
+    """What came out of all slots."""
+
+    tokens: Tensor  # int64 [rows, slots]
+    draft_probs: Tensor | None  # float32 [rows, slots, vocab]; None when greedy
+    is_usable: Tensor  # bool [rows, slots]
+
+
+def draw_slots(
+    slot_logits: Callable[[int, Tensor], Tensor],
+    num_slots: int,
+    prefix_ids: Tensor | Prefixes,
+    processor: ScoreProcessor,
+    *,
+    draft_ids: Tensor | None,
+    do_sample: bool,
+    vocab_size: int,
+) -> DrawnSlots:
+    """Draw slot after slot, each from its logits after the processors, with the drafts before it as prefix.
+
+    Args:
+        slot_logits: `(k, previous tokens int64 [rows])` to slot k's logits, float32 `[rows, draftable tokens]`; called
+            once for each k = 0, 1, ...
+        prefix_ids, processor, draft_ids, do_sample, vocab_size: As for [`draft_block`].
+    """
+    ids = prefix_ids if isinstance(prefix_ids, Tensor) else prefix_ids.ids
+    rows, device = ids.shape[0], ids.device  # of everything that acceptance will see; the drafter may be elsewhere
+    uniforms = draw_uniforms(num_slots, rows, device=device) if do_sample else None
     previous = prefix_ids[:, -1] if isinstance(prefix_ids, Tensor) else prefix_ids.last
     slots: list[_Slot] = []
-    embeddings: list[Tensor] = []
     for k in range(num_slots):
-        logits = base_logits[:, k]
-        if head is not None:
-            # A token that was added to the target since has no embedding of its own.
-            known = previous.to(hidden.device).clamp(max=drafter.config.vocab_size - 1)
-            embedding = head.embed(known)
-            embeddings.append(embedding)
-            if k == 0:
-                state = head.started(embedding, anchor_hidden)
-            bias, state = head.step(embedding, hidden[:, k], state)
-            logits = logits + bias[..., : logits.shape[-1]]
+        logits = slot_logits(k, previous)
         if draft_ids is not None:
             # Processors and acceptance speak of the whole vocabulary; what cannot be drafted has probability 0.
-            whole = logits.new_full((rows, vocab_size or drafter.config.vocab_size), -torch.inf)
+            whole = logits.new_full((rows, vocab_size), -torch.inf)
             logits = whole.index_copy_(1, draft_ids, logits)
         slots.append(_draw(logits.to(device), prefix_ids, processor, None if uniforms is None else uniforms[k]))
         previous = slots[-1].token
@@ -71,18 +114,17 @@ def draft_block(
             prefix_ids = (
                 torch.cat([prefix_ids, new], dim=1) if isinstance(prefix_ids, Tensor) else prefix_ids.followed_by(new)
             )
-    is_usable = torch.stack([slot.is_usable for slot in slots], dim=1)
-    confidence_logits = _confidence_logits(drafter, hidden, embeddings)
-    if confidence_logits is not None:
-        confidence_logits = confidence_logits.to(device)
-        is_usable = is_usable & confidence_logits.isfinite()
     laws = [slot.probs for slot in slots if slot.probs is not None]
-    return DraftBlock(
+    return DrawnSlots(
         tokens=torch.stack([slot.token for slot in slots], dim=1),
         draft_probs=torch.stack(laws, dim=1) if laws else None,
-        confidence_logits=confidence_logits,
-        num_usable=is_usable.long().cumprod(dim=-1).sum(dim=-1),
+        is_usable=torch.stack([slot.is_usable for slot in slots], dim=1),
     )
+
+
+def num_before_first(is_broken: Tensor) -> Tensor:
+    """int64 `[rows]`: slots of bool `[rows, slots]` before the first that is true."""
+    return (~is_broken).long().cumprod(dim=-1).sum(dim=-1)
 
 
 class _Slot(NamedTuple):

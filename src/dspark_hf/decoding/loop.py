@@ -15,6 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 from .._compat import CACHE_KEY, TargetModel
 from ..modeling_dspark import DSparkDraftModel
 from .accept import accept
+from .autoregressive import generator_class
 from .batch import BatchRun
 from .candidate_generator import DSparkCandidateGenerator
 from .observers import RoundTeller
@@ -70,29 +71,16 @@ def dspark_decoding(
         functools.cache(_warn_of_unusable_numbers),  # once for all rows of this call
     )
     num_rows = input_ids.shape[0]
-    if num_rows == 1 and not _is_static(model, input_ids, generation_config, model_kwargs):
+    if num_rows == 1 and not _is_static(call, input_ids, model_kwargs):
         run = _run_row(call, logits_processor, streamer, input_ids, model_kwargs)
         publish(run.report)
         return run.result()
     if num_rows > 1:
         refuse_rows(num_rows, streamer, model_kwargs)
-        reason = why_one_by_one(model, input_ids, generation_config, model_kwargs)
+        reason = why_one_by_one(model, input_ids, generation_config, model_kwargs, drafter)
         if reason is not None:
             return _one_by_one(call, logits_processor, input_ids, model_kwargs, reason)
     return BatchRun(*call, logits_processor, model_kwargs, input_ids, streamer).run(input_ids)
-
-
-def _is_static(
-    model: TargetModel, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> bool:
-    """Whether one row runs on the caches of a batch, in place of a static cache that nobody will see again."""
-    cache = model_kwargs[CACHE_KEY]
-    return (
-        isinstance(cache, StaticCache)
-        and not getattr(cache, "_is_user_defined", False)
-        and not generation_config.return_dict_in_generate
-        and why_one_by_one(model, input_ids, generation_config, model_kwargs) is None
-    )
 
 
 class _Call(NamedTuple):
@@ -103,6 +91,17 @@ class _Call(NamedTuple):
     stopping_criteria: StoppingCriteriaList
     generation_config: GenerationConfig
     warn_of_unusable: Callable[[], None]
+
+
+def _is_static(call: _Call, input_ids: Tensor, model_kwargs: dict[str, Any]) -> bool:
+    """Whether one row runs on the caches of a batch, in place of a static cache that nobody will see again."""
+    cache = model_kwargs[CACHE_KEY]
+    return (
+        isinstance(cache, StaticCache)
+        and not getattr(cache, "_is_user_defined", False)
+        and not call.generation_config.return_dict_in_generate
+        and why_one_by_one(call.model, input_ids, call.generation_config, model_kwargs, call.drafter) is None
+    )
 
 
 def _one_by_one(
@@ -142,7 +141,7 @@ def _run_row(
 ) -> "_Run":
     """Generate after one prompt `[1, length]`, the `row`-th of its call."""
     config = call.generation_config
-    generator = DSparkCandidateGenerator(
+    generator = generator_class(call.drafter)(
         call.drafter, call.model, config, logits_processor, model_kwargs, ids_device=input_ids.device
     )
     runner = TargetRunner(call.model, model_kwargs, config, generator.model_kwargs_overrides)

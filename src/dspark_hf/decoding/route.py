@@ -20,6 +20,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from .._compat import CACHE_KEY, REQUIRED_PARAMETERS, shared_by_copies, wrapped_method
 from ..modeling_dspark import DSparkDraftModel
+from .autoregressive import generator_class
 from .candidate_generator import DSparkCandidateGenerator
 from .loop import dspark_decoding
 from .refusals import refuse_assistant, refuse_generation
@@ -176,7 +177,7 @@ def _check(
 
 def _new_candidate_generator(target: Any, drafter: DSparkDraftModel, given: dict[str, Any]) -> DSparkCandidateGenerator:
     refuse_target(target, drafter)
-    return DSparkCandidateGenerator(
+    return generator_class(drafter)(
         drafter,
         target,
         given["generation_config"],

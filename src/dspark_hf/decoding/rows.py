@@ -16,6 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from .._compat import CACHE_KEY, TargetModel
 from ..errors import UnsupportedGenerationError
+from ..modeling_dspark import DSparkDraftModel
 from .report import GenerateDSparkOutput, SpeculationReport
 from .row_target import why_not_together
 
@@ -76,8 +77,11 @@ def why_one_by_one(
     input_ids: Tensor,
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
+    drafter: DSparkDraftModel,
 ) -> str | None:
     """Why the rows of this call cannot share forwards; None when they can."""
+    if not drafter.drafts_rows_together:
+        return f"{drafter.config.model_type!r} drafters draft for one row at a time"
     for name in ("output_hidden_states", "output_attentions"):
         if generation_config.return_dict_in_generate and getattr(generation_config, name):
             return f"{name} wants every forward's own shapes"

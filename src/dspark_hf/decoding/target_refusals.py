@@ -101,7 +101,8 @@ def refuse_target(target: TargetModel, drafter: DSparkDraftModel) -> None:
                 f"the drafter was made for a target with {what} {drafter_value}, {type(target).__name__} has "
                 f"{target_value}; load the drafter of this target"
             )
-    _refuse_last_layer(target, ours.target_layer_ids)
+    if not ours.reads_final_hidden:
+        _refuse_last_layer(target, ours.target_layer_ids)
     vocab_size = _refuse_vocabulary(target, drafter)
     head = target.get_output_embeddings()
     for what, module in (("input embedding", target.get_input_embeddings()), ("output head", head)):

@@ -93,6 +93,11 @@ def _refuse(target: PreTrainedModel, drafter: DSparkDraftModel, plan: ProfilePla
             f"rows of {type(target).__name__} do not share forwards with a drafter: {reason}. There is no batch to "
             "profile; generate without a policy that needs a profile"
         )
+    if not drafter.drafts_rows_together:
+        raise ThroughputProfileError(
+            f"{drafter.config.model_type!r} drafters draft for one row at a time and estimate no confidence, so no "
+            "policy weighs their drafts against step times; profile a DSpark drafter"
+        )
     most = getattr(target.config, "max_position_embeddings", None)
     longest = max(plan.contexts) + _num_new(drafter)
     if most is not None and longest > most:

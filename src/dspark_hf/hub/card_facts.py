@@ -5,6 +5,7 @@ from pathlib import Path
 
 from .. import zoo
 from ..checkpoints.digest import CheckpointFacts
+from ..configuration_autoregressive import AutoregressiveConfig
 from ..configuration_dspark import DSparkConfig
 from ..errors import ReportError
 from ..evaluation.scrub import scrub_any
@@ -151,6 +152,8 @@ def _megabytes(num_bytes: int | None) -> Safe:
 def architecture_table(config: DSparkConfig, target: Safe) -> Safe:
     """What the drafter is."""
     head = f"{config.markov_head_type}, rank {config.markov_rank}" if config.markov_rank else "none (DFlash)"
+    if isinstance(config, AutoregressiveConfig):
+        head = {"mtp": "none (MTP)", "eagle3": "none (Eagle3)"}[config.drafter_type]
     drafted = config.draft_vocab_size or config.vocab_size
     return table(
         ["", ""],

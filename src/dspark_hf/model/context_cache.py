@@ -46,6 +46,10 @@ class DraftContextCache:
         """Keep the first `num_tokens` positions of what every layer wrote last."""
         self.length += num_tokens
 
+    def forget(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` positions that were committed; the next write overwrites them."""
+        self.length -= num_tokens
+
     def _room_for(self, end: int, buffer: Tensor | None, like: Tensor) -> Tensor:
         if buffer is not None and buffer.shape[2] >= end:
             return buffer

@@ -22,6 +22,7 @@ class AnchorBlocks:
         next_tokens: int64 `[rows, A, slots]`, the token a slot predicts; without meaning where not supervised.
         is_supervised: bool `[rows, A, slots]`.
         law_positions: int64 `[rows, A, slots]`, position whose target law predicts the slot's token.
+        input_ids: int64 `[rows, length]`, the texts.
     """
 
     anchor_positions: Tensor
@@ -29,6 +30,7 @@ class AnchorBlocks:
     next_tokens: Tensor
     is_supervised: Tensor
     law_positions: Tensor
+    input_ids: Tensor
 
 
 def possible_anchors(loss_mask: Tensor) -> Tensor:
@@ -45,7 +47,9 @@ def sample_anchors(loss_mask: Tensor, max_anchors: int, generator: torch.Generat
     return positions[chosen.sort().values]
 
 
-def build_blocks(input_ids: Tensor, loss_mask: Tensor, anchors: Tensor, block_size: int) -> AnchorBlocks:
+def build_blocks(
+    input_ids: Tensor, loss_mask: Tensor, anchors: Tensor, block_size: int, first_anchor: int = 0
+) -> AnchorBlocks:
     """Cut the blocks of a batch.
 
     Args:
@@ -53,6 +57,7 @@ def build_blocks(input_ids: Tensor, loss_mask: Tensor, anchors: Tensor, block_si
         loss_mask: bool `[rows, length]`, false on padding.
         anchors: int64 `[rows, A]`, padded with -1.
         block_size: Slots of a block.
+        first_anchor: The drafter's; anchors before it supervise nothing.
     """
     rows, num_blocks = anchors.shape
     length = input_ids.shape[1]
@@ -61,13 +66,16 @@ def build_blocks(input_ids: Tensor, loss_mask: Tensor, anchors: Tensor, block_si
     inside = positions.clamp(max=length - 1)
     flat = inside.view(rows, -1)
     tokens = input_ids.gather(1, flat).view(inside.shape)
-    in_mask = loss_mask.gather(1, flat).view(inside.shape) & (positions < length) & (anchors >= 0)[:, :, None]
+    in_mask = (
+        loss_mask.gather(1, flat).view(inside.shape) & (positions < length) & (anchors >= first_anchor)[:, :, None]
+    )
     return AnchorBlocks(
         anchor_positions=anchors.clamp(min=0),
         previous_tokens=tokens[:, :, :-1],
         next_tokens=tokens[:, :, 1:],
         is_supervised=in_mask.long().cumprod(dim=-1)[:, :, 1:].bool(),
         law_positions=inside[:, :, :-1],
+        input_ids=input_ids,
     )
 
 

@@ -126,7 +126,11 @@ def _probe(request: TrainingRequest, prepared: Prepared) -> _Probe:
     batch = {name: value.to(target.device) for name, value in batch.items()}
     with tempfile.TemporaryDirectory() as folder:
         arguments = DSparkTrainingArguments(
-            output_dir=folder, bf16=request.dtype == "bfloat16", use_cpu=target.device.type == "cpu", report_to=[]
+            output_dir=folder,
+            bf16=request.dtype == "bfloat16",
+            use_cpu=target.device.type == "cpu",
+            num_decode_prompts=request.num_decode_prompts,
+            report_to=[],
         )
         trainer = DSparkTrainer(drafter, target, arguments)
 

@@ -23,8 +23,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..configuration_dspark import DSparkConfig
 from ..errors import TrainingDataError
 from ..evaluation.provenance import write_json
+from ..target_traits import spread_target_layers
 from .features import TargetFeatures, TargetReader
 from .records import TrainingSequence, data_digest
 
@@ -63,12 +65,13 @@ class FeatureCache:
     Args:
         folder: Made by [`build_feature_cache`] from the same target and the same sequences.
         identity: As from [`cache_identity`]; another cache is refused.
+        layer_ids: Of its layers, those to return as features; empty: the final hidden states. None: all.
 
     Raises:
         TrainingDataError: the cache is incomplete, of something else, or damaged.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, identity: dict[str, Any], layer_ids: list[int] | None = None) -> None:
         refuse_foreign_cache(folder, identity)
         manifest = _read_manifest(folder) or {"shards": []}
         self._folder = folder
@@ -79,6 +82,9 @@ class FeatureCache:
                 f"the feature cache {folder} holds {covered} of {identity['num_sequences']} sequences; build it again, "
                 "it goes on where it stopped"
             )
+        held = identity["target_layer_ids"]
+        self._layers = None if layer_ids in (None, held) else [held.index(layer_id) for layer_id in layer_ids or ()]
+        self._num_held = len(held)
         self._open: dict[str, Any] = {}
         for shard in self._shards:
             _check_shard(folder / shard.file, shard)
@@ -93,7 +99,15 @@ class FeatureCache:
         file, offsets = self._file(shard)
         start, end = offsets[position], offsets[position + 1]
         names = ("features", "final_hidden", "log_normalizer")
-        return TargetFeatures(*(file.get_slice(name)[start:end][None] for name in names))
+        features, final_hidden, log_normalizer = (file.get_slice(name)[start:end][None] for name in names)
+        return TargetFeatures(self._chosen(features, final_hidden), final_hidden, log_normalizer)
+
+    def _chosen(self, features: Tensor, final_hidden: Tensor) -> Tensor:
+        if self._layers is None:
+            return features
+        if not self._layers:
+            return final_hidden
+        return features.unflatten(-1, (self._num_held, -1))[..., self._layers, :].flatten(-2)
 
     def _file(self, shard: Shard) -> tuple[Any, list[int]]:
         if shard.file not in self._open:
@@ -122,6 +136,19 @@ def cache_identity(
         "data": data_digest(sequences),
         "num_sequences": len(sequences),
     }
+
+
+def layers_to_cache(folder: Path, config: DSparkConfig) -> list[int]:
+    """Layers to keep in `folder` for a drafter: those that lie there if they include its own, so that drafters share.
+
+    For drafters that read the final hidden state, which every cache holds, the usual layers.
+    """
+    wanted = [] if config.reads_final_hidden else config.target_layer_ids
+    manifest = _read_manifest(folder)
+    held: list[int] = [] if manifest is None else manifest["identity"].get("target_layer_ids", [])
+    if held and set(wanted) <= set(held):
+        return held
+    return wanted or spread_target_layers(config.num_target_layers or 1)
 
 
 def refuse_foreign_cache(folder: Path, identity: dict[str, Any]) -> None:
@@ -168,8 +195,13 @@ def build_feature_cache(
     *,
     layer_ids: list[int],
     max_bytes: int,
+    returned: list[int] | None = None,
 ) -> FeatureCache:
     """Run the target once over all sequences and keep what training reads; goes on where an earlier call stopped.
+
+    Args:
+        reader: Reads `layer_ids`.
+        returned: As `layer_ids` of [`FeatureCache`].
 
     Raises:
         TrainingDataError: it would need more than `max_bytes` or more than the disk has free, or the folder holds
@@ -195,7 +227,7 @@ def build_feature_cache(
             shards.append(_write_shard(folder, len(shards), first, group, reader, bar))
             first += len(group)
             _write_json(folder / MANIFEST_NAME, {"identity": identity, "shards": [asdict(s) for s in shards]})
-    return FeatureCache(folder, identity)
+    return FeatureCache(folder, identity, returned)
 
 
 def _require_room(folder: Path, needed: int, max_bytes: int, present: int = 0) -> None:

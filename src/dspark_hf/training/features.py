@@ -47,13 +47,14 @@ class TargetReader:
     Args:
         target: Any decoder-only model with an output head.
         config: The drafter's; says which layers, and how the target's forward treats its logits.
+        layer_ids: Layers to read instead of the config's.
 
     Raises:
         IncompatibleTargetError: their vocabularies differ. generate() works with a resized one; here laws over both
             are compared.
     """
 
-    def __init__(self, target: PreTrainedModel, config: DSparkConfig) -> None:
+    def __init__(self, target: PreTrainedModel, config: DSparkConfig, layer_ids: list[int] | None = None) -> None:
         if (size := target.config.get_text_config(decoder=True).vocab_size) != config.vocab_size:
             raise IncompatibleTargetError(
                 f"the drafter was made for {config.vocab_size} tokens and the target has {size}; train and evaluate "
@@ -62,6 +63,7 @@ class TargetReader:
         # Of an adapted model the layers are inside, and the adapters with them.
         self._target: Any = target.get_base_model() if hasattr(target, "get_base_model") else target  # type: ignore[operator]
         self._config = config
+        self._layer_ids = config.target_layer_ids if layer_ids is None else layer_ids
         self.head: nn.Module = target.get_output_embeddings()
         self.embedding: nn.Module = target.get_input_embeddings()
         self.device: torch.device = target.device
@@ -77,7 +79,7 @@ class TargetReader:
         Raises:
             IncompatibleTargetError: the target does not return the layers that the drafter reads.
         """
-        wanted = [layer_id + 1 for layer_id in self._config.target_layer_ids]
+        wanted = [layer_id + 1 for layer_id in self._layer_ids]
         # Padding on the right of causal attention is never seen, so no mask is needed.
         outputs = self._target.base_model(
             input_ids=input_ids, use_cache=False, output_hidden_states=wanted, return_dict=True

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..configuration_dspark import DSparkConfig
+from ..model.draft_vocab import is_plain_linear
 from ..model.sequential_heads import MarkovHead, RNNHead
+from ..modeling_autoregressive import AutoregressiveDraftModel
 from ..modeling_dspark import DSparkDraftModel
 from .features import TargetReader
 
@@ -29,7 +31,7 @@ def initialise_from_target(drafter: DSparkDraftModel, target: PreTrainedModel, s
     """Copy the target's last layers and final norm into `drafter`, and make its context the last feature.
 
     Args:
-        drafter: Freshly made; its sequential head is set to add nothing yet.
+        drafter: Freshly made; its sequential head is set to add nothing yet, a head of its own to be the target's.
         target: The target.
         sample_ids: int64 `[rows, length]` of ordinary text, from which the scale of features and queries is read.
 
@@ -37,6 +39,8 @@ def initialise_from_target(drafter: DSparkDraftModel, target: PreTrainedModel, s
         Whether the layers were copied; False where their structure differs.
     """
     _start_head(drafter.markov_head)
+    if drafter.own_head is not None:
+        _copy_head(drafter, drafter.own_head, target)
     base = _causal_model(target).base_model
     layers: Any = getattr(base, "layers", None)
     count = drafter.config.num_hidden_layers
@@ -53,8 +57,11 @@ def initialise_from_target(drafter: DSparkDraftModel, target: PreTrainedModel, s
     for ours, source in zip(drafter.layers, sources, strict=True):
         _copy_layer(ours, source)
     drafter.norm.weight.copy_(base.norm.weight)
-    drafter.hidden_norm.weight.copy_(sources[0].layer.input_layernorm.weight)
-    _start_from_last_feature(drafter, states[drafter.config.target_layer_ids[-1] + 1])
+    if isinstance(drafter, AutoregressiveDraftModel):
+        _start_pairs(drafter, sources[0])
+    else:
+        drafter.hidden_norm.weight.copy_(sources[0].layer.input_layernorm.weight)
+        _start_from_last_feature(drafter, states[drafter.config.target_layer_ids[-1] + 1])
     return True
 
 
@@ -75,6 +82,15 @@ class _Source(NamedTuple):
     hidden: Tensor
 
 
+def step_scale_of_features(target: PreTrainedModel, drafter: DSparkDraftModel, sample_ids: Tensor) -> Tensor | None:
+    """What [`DSparkTrainer`] takes as `feature_rms`; None where features are not projected without a norm."""
+    if not hasattr(drafter, "fc"):
+        return None
+    rms = feature_rms(target, drafter.config, sample_ids)
+    # Eagle3's projection is a residual stream of the last feature's size, DSpark's is normalised.
+    return rms / rms[-1] if isinstance(drafter, AutoregressiveDraftModel) else rms
+
+
 @torch.no_grad()
 def feature_rms(target: PreTrainedModel, config: DSparkConfig, sample_ids: Tensor) -> Tensor:
     """Usual root mean square of each feature layer on ordinary text, float32 `[m]`; it grows tenfold over the layers.
@@ -92,7 +108,8 @@ def _check_layer(ours: Any, source: _Source, config: DSparkConfig) -> None:
     for ours_part, theirs_part, names in _linear_layers(ours, layer):
         for name in names:
             ours_linear, theirs_linear = getattr(ours_part, name), getattr(theirs_part, name)
-            if not isinstance(theirs_linear, nn.Linear) or theirs_linear.weight.shape != ours_linear.weight.shape:
+            is_linear = isinstance(theirs_linear, nn.Linear)
+            if not is_linear or theirs_linear.weight.shape != _for_states(ours_linear, theirs_linear).shape:
                 raise ValueError(f"{name} is not a linear layer of the drafter's shape")
             if theirs_linear.bias is not None and ours_linear.bias is None:
                 raise ValueError(f"{name} has a bias, the drafter's has none; attention_bias=True would add it")
@@ -117,6 +134,11 @@ def _check_norm(ours: nn.Module, theirs: nn.Module, hidden: Tensor) -> None:
         raise ValueError(f"its {type(theirs).__name__} is another norm than the drafter's")
 
 
+def _for_states(ours: nn.Linear, theirs: nn.Linear) -> Tensor:
+    """Of a weight of ours the columns that read hidden states: in Eagle3's attention the second half."""
+    return ours.weight[:, -theirs.in_features :]
+
+
 def _linear_layers(ours: Any, theirs: Any) -> list[tuple[Any, Any, tuple[str, ...]]]:
     return [(ours.self_attn, theirs.self_attn, _ATTENTION), (ours.mlp, theirs.mlp, _MLP)]
 
@@ -126,7 +148,7 @@ def _copy_layer(ours: Any, source: _Source) -> None:
     for ours_part, theirs_part, names in _linear_layers(ours, layer):
         for name in names:
             ours_linear, theirs_linear = getattr(ours_part, name), getattr(theirs_part, name)
-            ours_linear.weight.copy_(theirs_linear.weight)
+            _for_states(ours_linear, theirs_linear).copy_(theirs_linear.weight)
             if ours_linear.bias is not None:
                 ours_linear.bias.zero_() if theirs_linear.bias is None else ours_linear.bias.copy_(theirs_linear.bias)
     for name in _NORMS:
@@ -163,3 +185,29 @@ def _start_from_last_feature(drafter: DSparkDraftModel, feature: Tensor) -> None
     drafter.fc.weight.zero_()
     rms = float(feature.float().pow(2).mean(dim=-1).median().sqrt())
     drafter.fc.weight[:, -width:] = torch.eye(width, device=drafter.device) / rms
+
+
+def _start_pairs(drafter: AutoregressiveDraftModel, source: _Source) -> None:
+    """Let the copied layer read the state of a pair as it read the target's stream.
+
+    Eagle3's stream starts as its last feature, and its attention reads the embeddings with random weights yet. MTP's
+    starts as the normalised hidden state, in the size that the copied layer is used to; embeddings add nothing yet.
+    """
+    layer: Any = drafter.layers[0]
+    width = drafter.config.hidden_size
+    identity = torch.eye(width, device=drafter.device)
+    if drafter.config.drafter_type == "eagle3":
+        layer.hidden_norm.weight.copy_(source.layer.input_layernorm.weight)
+        nn.init.ones_(layer.input_layernorm.weight)
+        drafter.fc.weight.zero_()
+        drafter.fc.weight[:, -width:] = identity
+    else:
+        rms = float(source.hidden.float().pow(2).mean(dim=-1).median().sqrt())
+        layer.eh_proj.weight.copy_(torch.cat([torch.zeros_like(identity), rms * identity], dim=1))
+
+
+def _copy_head(drafter: DSparkDraftModel, head: nn.Linear, target: PreTrainedModel) -> None:
+    theirs = target.get_output_embeddings()
+    ids = drafter.draft_token_ids
+    if is_plain_linear(theirs):  # training refuses others
+        head.weight.copy_(theirs.weight if ids is None else theirs.weight[ids])

@@ -73,7 +73,7 @@ class PositionTerms:
 
 
 def draft_loss(
-    hidden: Tensor,
+    hidden: Tensor | None,
     codes: Tensor | None,
     markov_w2: Tensor | None,
     *,
@@ -90,7 +90,8 @@ def draft_loss(
     the target's probability outside the vocabulary as a part of the distance.
 
     Args:
-        hidden: `h_k` `[n, hidden]`.
+        hidden: `h_k` `[n, hidden]`, for the target's head; None: the drafter has a head of its own, and its hidden
+            states and weight are `codes` and `markov_w2`.
         codes: `[n, rank]`, the sequential head's; None at rank 0.
         markov_w2: `W_2` `[draft_vocab, rank]`; None at rank 0.
         head: The target's head.
@@ -102,7 +103,7 @@ def draft_loss(
     """
     inputs = (head, target_hidden, log_normalizer, head.draft_ids(next_tokens), position_weight, weights)
     # Every product below has the dtype it should have; autocast would also round the loss's own sums.
-    with torch.autocast(hidden.device.type, enabled=False):
+    with torch.autocast(position_weight.device.type, enabled=False):
         loss, *terms = _DraftLoss.apply(hidden, codes, markov_w2, *inputs)
     return loss, PositionTerms(*terms)
 
@@ -114,7 +115,7 @@ class _DraftLoss(torch.autograd.Function):
     @torch.no_grad()
     def forward(
         ctx: Any,
-        hidden: Tensor,
+        hidden: Tensor | None,
         codes: Tensor | None,
         markov_w2: Tensor | None,
         head: HeadRows,
@@ -127,28 +128,32 @@ class _DraftLoss(torch.autograd.Function):
         dtype = head.weight.dtype
         wants_grad = any(ctx.needs_input_grad[:3])
         w2 = None if markov_w2 is None else markov_w2.to(dtype)
-        grad_hidden = torch.empty_like(hidden) if wants_grad else None
+        grad_hidden = torch.empty_like(hidden) if wants_grad and hidden is not None else None
         grad_codes = torch.empty_like(codes) if wants_grad and codes is not None else None
         grad_w2 = torch.zeros_like(markov_w2) if wants_grad and markov_w2 is not None else None
-        rows = max(1, chunk_bytes(hidden.device) // (4 * head.weight.shape[0]))
+        rows = max(1, chunk_bytes(position_weight.device) // (4 * head.weight.shape[0]))
         terms: list[tuple[Tensor, ...]] = []
-        for start in range(0, hidden.shape[0], rows):
+        for start in range(0, position_weight.shape[0], rows):
             part = slice(start, start + rows)
             code = None if codes is None else codes[part].to(dtype)
-            base = head.logits(hidden[part].to(dtype))
-            logits = base.clone() if head.has_cap else base  # the cap's slope is read off `base`
-            if code is not None and w2 is not None:
-                bias = F.linear(code, w2)
-                logits.add_(bias)
+            bias = None if code is None or w2 is None else F.linear(code, w2)
+            if hidden is None:
+                assert bias is not None, "without the target's head there is one of its own"
+                base = logits = bias.float()
+            else:
+                base = head.logits(hidden[part].to(dtype))
+                logits = base.clone() if head.has_cap else base  # the cap's slope is read off `base`
+                if bias is not None:
+                    logits.add_(bias)
             target_probs = head.logits(target_hidden[part].to(dtype)).sub_(log_normalizer[part, None]).exp_()
             chunk, grad = _chunk_loss(
                 logits, target_probs, draft_ids[part], position_weight[part], weights, wants_grad=wants_grad
             )
             terms.append(chunk)
-            if grad is None or grad_hidden is None:
+            if grad is None:
                 continue
-            grad_base = head.grad_through_treatment(grad, base).to(dtype)
-            grad_hidden[part] = grad_base @ head.weight
+            if grad_hidden is not None:
+                grad_hidden[part] = head.grad_through_treatment(grad, base).to(dtype) @ head.weight
             if grad_codes is not None and grad_w2 is not None and w2 is not None and code is not None:
                 grad_bias = grad.to(dtype)
                 grad_codes[part] = grad_bias @ w2

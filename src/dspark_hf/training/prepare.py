@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..configuration_autoregressive import AutoregressiveConfig
 from ..decoding.target_refusals import refuse_target
 from ..errors import TrainingDataError
 from ..evaluation.loading import load_drafter, load_target
@@ -79,8 +80,7 @@ def _describe(drafter: DSparkDraftModel, train: list[TrainingSequence], held_out
     num_answer_tokens = sum(int(sequence.loss_mask.sum()) for sequence in train)
     lines = [
         f"{len(train)} sequences with {num_answer_tokens} answer tokens to train on, {len(held_out)} held out",
-        f"drafter: {config.num_hidden_layers} layers, gamma {config.block_size}, head "
-        f"{config.markov_head_type if config.markov_rank else 'none'} of rank {config.markov_rank}, "
+        f"drafter: {_kind_of(drafter)}, gamma {config.block_size}, "
         f"{sum(p.numel() for p in drafter.parameters()) / 1e6:.1f} M parameters",
     ]
     if (ids := drafter.draft_token_ids) is not None:
@@ -90,3 +90,11 @@ def _describe(drafter: DSparkDraftModel, train: list[TrainingSequence], held_out
             f"tokens, {shares[1]:.1%} of the held-out answers'"
         )
     return lines
+
+
+def _kind_of(drafter: DSparkDraftModel) -> str:
+    config = drafter.config
+    if isinstance(config, AutoregressiveConfig):
+        return f"{config.drafter_type}, one layer"
+    head = config.markov_head_type if config.markov_rank else "none"
+    return f"{config.num_hidden_layers} layers, head {head} of rank {config.markov_rank}"

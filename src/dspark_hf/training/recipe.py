@@ -10,9 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._machine import one_or_more
+from ..config_rules import DRAFTER_TYPES
+from ..configuration_autoregressive import AutoregressiveConfig
 from ..configuration_dspark import DSparkConfig
 from ..errors import TrainingDataError
 from ..model.draft_vocab import offsets_of
+from ..modeling_autoregressive import AutoregressiveDraftModel
 from ..modeling_dspark import DSparkDraftModel
 from .records import TrainingSequence
 
@@ -20,6 +23,12 @@ from .records import TrainingSequence
 SMALL_TARGET_PARAMETERS = 1_000_000_000
 # Tokens below this id are common in any text with a byte-pair vocabulary; unseen ones fill the draft vocabulary last.
 UNSEEN_TOKEN_COUNT = 1.0
+
+
+# Held-out prompts that an evaluation decodes.
+NUM_DECODE_PROMPTS = 4
+KINDS = ("dspark", *DRAFTER_TYPES)
+_ONLY_DSPARK = ("num_hidden_layers", "markov_rank", "markov_head_type")
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class TrainingRequest:
         target: Folder, Hub id or zoo name.
         data: Files or folders of answers; a single one may be given without a tuple.
         output: Folder of the drafter; checkpoints and features lie below it.
+        drafter_type: `dspark`, or a baseline: `mtp` or `eagle3`.
         num_hidden_layers, block_size, markov_rank, markov_head_type: Fields of `DSparkConfig`.
         draft_vocab_size: Likewise; 0 means the whole vocabulary.
         epochs: Passes over the data; each draws its anchors anew. Ignored with `max_steps` or `minutes`.
@@ -43,7 +53,9 @@ class TrainingRequest:
         max_length: Tokens kept of a sequence.
         held_out_fraction: Share of the prompts that is evaluated, never trained on.
         num_evaluations: Evenly spaced, the last at the end; None: as many as take a fifth of the training's time.
+        num_decode_prompts: Held-out prompts that each evaluation really decodes, greedy and at temperature 1; 0: none.
         features: `cache` or `online`.
+        feature_cache: Folder of the cache; runs on the same data and target may share one. None: below `output`.
         max_cache_gb: Limit of the cache.
         dtype: Of the target and of products in training: bfloat16 or float32.
         device: As for `dspark compare`.
@@ -55,6 +67,7 @@ class TrainingRequest:
     target: str
     data: tuple[str, ...]
     output: Path
+    drafter_type: str = "dspark"
     num_hidden_layers: int | None = None
     block_size: int | None = None
     markov_rank: int | None = None
@@ -71,7 +84,9 @@ class TrainingRequest:
     max_length: int = 2048
     held_out_fraction: float = 0.05
     num_evaluations: int | None = None
+    num_decode_prompts: int = NUM_DECODE_PROMPTS
     features: str = "cache"
+    feature_cache: Path | None = None
     max_cache_gb: float = 20.0
     dtype: str = "bfloat16"
     device: str = "auto"
@@ -83,6 +98,7 @@ class TrainingRequest:
         self._read_paths()
         rules = [
             ("data", bool(self.data), "must name at least one file or folder"),
+            ("drafter_type", self.drafter_type in KINDS, f"must be one of {KINDS}"),
             ("epochs", 0 < self.epochs < math.inf, "must be > 0 and finite"),
             ("max_steps", self.max_steps is None or self.max_steps >= 1, "must be >= 1"),
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "must be > 0 and finite"),
@@ -93,6 +109,7 @@ class TrainingRequest:
             ("head_learning_rate_multiplier", self.head_learning_rate_multiplier > 0, "must be > 0"),
             ("decay_fraction", 0 <= self.decay_fraction <= 0.96, "must lie between 0 and 0.96"),
             ("num_evaluations", self.num_evaluations is None or self.num_evaluations >= 1, "must be >= 1"),
+            ("num_decode_prompts", self.num_decode_prompts >= 0, "must be >= 0"),
             ("max_length", self.max_length >= 4, "must be >= 4"),
             ("held_out_fraction", 0 < self.held_out_fraction < 1, "must lie between 0 and 1, both excluded"),
             ("features", self.features in ("cache", "online"), "must be cache or online"),
@@ -108,6 +125,16 @@ class TrainingRequest:
                 raise TrainingDataError(f"{name} {rule}, got {getattr(self, name)!r}")
         shaped = ("num_hidden_layers", "block_size", "markov_rank", "markov_head_type", "draft_vocab_size")
         given = [name for name in shaped if getattr(self, name) is not None]
+        foreign = [name for name in given if name in _ONLY_DSPARK]
+        if self.drafter_type != "dspark" and foreign:
+            raise TrainingDataError(
+                f"{', '.join(foreign)} cannot be chosen for drafter_type {self.drafter_type!r}, which has one layer "
+                "and no sequential head; leave that out"
+            )
+        if self.drafter_type == "mtp" and self.block_size not in (None, 1):
+            raise TrainingDataError(f"block_size must be 1 for drafter_type 'mtp', got {self.block_size}; leave it out")
+        if self.drafter_type != "dspark":
+            given.append("drafter_type")
         if self.initial_drafter is not None and given:
             raise TrainingDataError(
                 f"initial_drafter {self.initial_drafter!r} fixes {', '.join(given)}; leave that out, or start anew"
@@ -121,12 +148,20 @@ class TrainingRequest:
             raise TrainingDataError(f"output must be the path of a folder, got {self.output!r}")
         object.__setattr__(self, "data", data)
         object.__setattr__(self, "output", Path(output[0]))
+        if self.feature_cache is not None:
+            object.__setattr__(self, "feature_cache", Path(self.feature_cache))
+
+    @property
+    def features_folder(self) -> Path:
+        """Where the feature cache lies."""
+        return self.output / "features" if self.feature_cache is None else self.feature_cache
 
     def must_not_change(self) -> dict[str, Any]:
         """The settings that a resumed run has to share with the run it continues."""
         free = {
-            "target", "data", "output", "epochs", "max_steps", "minutes", "features", "max_cache_gb", "device",
-            "initial_drafter", "restart", "num_evaluations",
+            "target", "data", "output", "epochs", "max_steps", "minutes", "features", "feature_cache", "max_cache_gb",
+            "device", "initial_drafter", "restart", "num_evaluations", "num_decode_prompts",
+            "drafter_type",  # the drafter's config, compared too, says it
         }  # fmt: skip
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in free}
 
@@ -136,17 +171,9 @@ def drafter_overrides(request: TrainingRequest, target: PreTrainedModel) -> dict
     num_parameters = sum(parameter.numel() for parameter in target.parameters())
     is_small = num_parameters <= SMALL_TARGET_PARAMETERS
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    # A CPU pays for each further token of a step earlier than a GPU does.
-    overrides: dict[str, Any] = {
-        "num_hidden_layers": request.num_hidden_layers or (2 if is_small else 5),
-        "block_size": request.block_size or (5 if target.device.type == "cpu" else 7),
-        "markov_rank": (128 if is_small else 256) if request.markov_rank is None else request.markov_rank,
-        "markov_head_type": request.markov_head_type or "vanilla",
-    }
+    overrides = _backbone_overrides(request, is_small=is_small, is_cpu=target.device.type == "cpu")
     if _has_attention_bias(target):
         overrides["attention_bias"] = True
-    if overrides["markov_rank"] == 0:
-        overrides["confidence_head_with_markov"] = False
     wanted = request.draft_vocab_size
     if wanted is None:
         wanted = min(8192 if is_small else 32768, vocab_size)
@@ -155,6 +182,24 @@ def drafter_overrides(request: TrainingRequest, target: PreTrainedModel) -> dict
             f"draft_vocab_size must be at most the target's vocabulary of {vocab_size}, or 0 for all, got {wanted}"
         )
     overrides["draft_vocab_size"] = wanted if 0 < wanted < vocab_size else None
+    return overrides
+
+
+def _backbone_overrides(request: TrainingRequest, *, is_small: bool, is_cpu: bool) -> dict[str, Any]:
+    # A CPU pays for each further token of a step earlier than a GPU does.
+    block_size = request.block_size or (5 if is_cpu else 7)
+    if request.drafter_type == "mtp":
+        return {"drafter_type": "mtp"}
+    if request.drafter_type == "eagle3":
+        return {"drafter_type": "eagle3", "block_size": block_size}
+    overrides: dict[str, Any] = {
+        "num_hidden_layers": request.num_hidden_layers or (2 if is_small else 5),
+        "block_size": block_size,
+        "markov_rank": (128 if is_small else 256) if request.markov_rank is None else request.markov_rank,
+        "markov_head_type": request.markov_head_type or "vanilla",
+    }
+    if overrides["markov_rank"] == 0:
+        overrides["confidence_head_with_markov"] = False
     return overrides
 
 
@@ -180,10 +225,12 @@ def new_drafter(
     sequences: list[TrainingSequence],
 ) -> DSparkDraftModel:
     """A float32 drafter for `target` with random weights and its draft vocabulary chosen from `sequences`."""
-    config = DSparkConfig.from_target(target.config, tokenizer=tokenizer, **drafter_overrides(request, target))
+    is_block = request.drafter_type == "dspark"
+    config_class = DSparkConfig if is_block else AutoregressiveConfig
+    config = config_class.from_target(target.config, tokenizer=tokenizer, **drafter_overrides(request, target))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(request.seed)
-        drafter = DSparkDraftModel(config)
+        drafter = DSparkDraftModel(config) if is_block else AutoregressiveDraftModel(config)
     if config.draft_vocab_size is not None:
         stop_ids = target.generation_config.eos_token_id if target.generation_config else None
         ids = choose_draft_vocabulary(sequences, config.vocab_size, config.draft_vocab_size, stop_ids)

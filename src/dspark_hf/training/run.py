@@ -26,10 +26,12 @@ from .feature_cache import (
     build_feature_cache,
     cache_identity,
     cached_tokens,
+    layers_to_cache,
     refuse_foreign_cache,
     target_fingerprint,
 )
-from .initialise import feature_rms
+from .features import TargetReader
+from .initialise import step_scale_of_features
 from .locks import alone_with
 from .outcome import CompletedSteps, TrainingOutcome, final_metrics, write_drafter, write_report
 from .prepare import Echo, Prepared, prepare
@@ -84,7 +86,7 @@ def train_drafter(request: TrainingRequest, echo: Echo = logger.info) -> Trainin
 def _plan(request: TrainingRequest, prepared: Prepared, checkpoints: Path, echo: Echo) -> dict[str, Any]:
     """Claim the output folder and fix the number of steps; what is noted about the run."""
     if request.features == "cache":
-        refuse_foreign_cache(request.output / "features", _cache_identity(prepared))
+        refuse_foreign_cache(request.features_folder, _cache_identity(request, prepared))
     if request.restart and checkpoints.exists():
         for path in checkpoints.iterdir():
             if path.is_dir():
@@ -96,7 +98,7 @@ def _plan(request: TrainingRequest, prepared: Prepared, checkpoints: Path, echo:
     estimate = estimate_run(
         request,
         prepared,
-        num_cached_tokens=cached_tokens(request.output / "features"),
+        num_cached_tokens=cached_tokens(request.features_folder),
         num_steps=run["num_steps"] if run.get("length") == length else None,
     )
     run |= {"length": length, "num_steps": estimate.num_steps, "num_evaluations": estimate.num_evaluations}
@@ -229,22 +231,29 @@ def _comparable(drafter: DSparkDraftModel) -> dict[str, Any]:
     return {key: config[key] for key in config if key not in ("transformers_version", "dtype", "_name_or_path")}
 
 
-def _cache_identity(prepared: Prepared) -> dict[str, Any]:
-    layer_ids = prepared.drafter.config.target_layer_ids
+def _cache_identity(request: TrainingRequest, prepared: Prepared) -> dict[str, Any]:
+    layer_ids = layers_to_cache(request.features_folder, prepared.drafter.config)
     return cache_identity(prepared.target, layer_ids, prepared.reader.logit_treatment, prepared.sequences)
 
 
 def _features(request: TrainingRequest, prepared: Prepared) -> FeatureCache | None:
     if request.features == "online":
         return None
-    return build_feature_cache(
-        request.output / "features",
-        prepared.target,
-        prepared.reader,
-        prepared.sequences,
-        layer_ids=prepared.drafter.config.target_layer_ids,
-        max_bytes=int(request.max_cache_gb * 1e9),
-    )
+    folder, config = request.features_folder, prepared.drafter.config
+    returned = [] if config.reads_final_hidden else config.target_layer_ids
+    if cached_tokens(folder) == sum(len(sequence) for sequence in prepared.sequences):
+        return FeatureCache(folder, _cache_identity(request, prepared), returned)
+    with alone_with(folder / LOCK_NAME, folder):  # runs may share it
+        layer_ids = layers_to_cache(folder, config)
+        return build_feature_cache(
+            folder,
+            prepared.target,
+            TargetReader(prepared.target, config, layer_ids),
+            prepared.sequences,
+            layer_ids=layer_ids,
+            max_bytes=int(request.max_cache_gb * 1e9),
+            returned=returned,
+        )
 
 
 def _make_trainer(
@@ -276,7 +285,7 @@ def _make_trainer(
         dataset(prepared.train),
         dataset(prepared.held_out),
         _decode_prompts(prepared.held_out),
-        feature_rms(prepared.target, prepared.drafter.config, prepared.sample_ids),
+        step_scale_of_features(prepared.target, prepared.drafter, prepared.sample_ids),
         callbacks=[TauProgress(), stop, StopWhenBroken(), spent],
     )
     trainer.remove_callback(PrinterCallback)  # the bar shows what it would print
@@ -306,6 +315,7 @@ def _arguments(
         save_strategy="steps",
         save_steps=max(1, num_steps // _NUM_SAVES),
         save_total_limit=2,
+        num_decode_prompts=request.num_decode_prompts,
         report_to=[],
         disable_tqdm=True,
         log_level="warning",

@@ -6,6 +6,7 @@ from transformers import TrainingArguments
 
 from ..errors import TrainingDataError
 from .losses import LossWeights
+from .recipe import NUM_DECODE_PROMPTS
 
 
 @dataclass
@@ -30,7 +31,7 @@ class DSparkTrainingArguments(TrainingArguments):
     curriculum_fraction: float = field(default=0.0)
     # The filter shows an average in place of a loss that is not a number; here training ends then.
     logging_nan_inf_filter: bool = field(default=False)
-    num_decode_prompts: int = field(default=4)
+    num_decode_prompts: int = field(default=NUM_DECODE_PROMPTS)
     decode_new_tokens: int = field(default=48)
 
     def __post_init__(self) -> None:

@@ -160,11 +160,20 @@ class DSparkTrainer(PushesDrafters):
             return gamma
         return min(gamma, 1 + int(gamma * self.state.global_step / growing))
 
+    def _blocks_of(self, batch: dict[str, Any]) -> AnchorBlocks:
+        return build_blocks(
+            batch["input_ids"],
+            batch["loss_mask"],
+            batch["anchors"],
+            self._current_block_size(),
+            self._drafter.first_anchor,
+        )
+
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | None:
         """Sum of position weights over the step's micro-batches and all processes: the loss's denominator."""
         total = torch.zeros((), device=device)
         for batch in batch_samples:
-            blocks = _blocks_of(batch, self._current_block_size())
+            blocks = self._blocks_of(batch)
             total += (blocks.is_supervised * self._weights[: blocks.is_supervised.shape[-1]].to(total.device)).sum()
         return self.accelerator.reduce(total, "sum")
 
@@ -176,17 +185,19 @@ class DSparkTrainer(PushesDrafters):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """`0.1 L_ce + 0.9 L_tv + 1.0 L_conf` (Eq. 12, with the settings' coefficients) of a batch of blocks."""
-        blocks = _blocks_of(inputs, self._current_block_size())
+        blocks = self._blocks_of(inputs)
         hidden, embeddings, codes = self._draft(model, inputs, blocks)
         mask = blocks.is_supervised
         weight = self._weights[: mask.shape[-1]].to(mask.device).expand(mask.shape)[mask]
         rows = torch.arange(mask.shape[0], device=mask.device)[:, None, None].expand(mask.shape)[mask]
         law_positions = blocks.law_positions[mask]
-        w2 = None if self._drafter.markov_head is None else self._drafter.markov_head.markov_w2.weight
+        drafter = self._drafter
+        w2 = None if drafter.markov_head is None else drafter.markov_head.markov_w2.weight
+        has_own = drafter.own_head is not None
         loss, terms = draft_loss(
-            hidden,
-            codes,
-            w2,
+            None if has_own else hidden,
+            hidden if has_own else codes,
+            w2 if drafter.own_head is None else drafter.own_head.weight,
             head=self._head,
             target_hidden=inputs["final_hidden"][rows, law_positions],
             log_normalizer=inputs["log_normalizer"][rows, law_positions],
@@ -317,7 +328,3 @@ class DSparkTrainer(PushesDrafters):
                     )
             result[name] = report.tau
         return result
-
-
-def _blocks_of(batch: dict[str, Any], block_size: int) -> AnchorBlocks:
-    return build_blocks(batch["input_ids"], batch["loss_mask"], batch["anchors"], block_size)

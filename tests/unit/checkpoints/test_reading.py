@@ -112,7 +112,8 @@ REFUSED = [
     (deepspec_gemma4().but(enable_moe_block=True), "enable_moe_block True, expected False"),
     (deepspec_gemma4().but(hidden_size_per_layer_input=8), "hidden_size_per_layer_input 8, expected 0"),
     (deepspec_gemma4().but(use_double_wide_mlp=True, num_kv_shared_layers=2), "num_kv_shared_layers 2, expected 0"),
-    (deepspec().but(ttt_length=7, block_size=None), "an Eagle3 drafter"),
+    (deepspec().but(ttt_length=7, block_size=None), "a DeepSpec Eagle3 drafter has num_hidden_layers 2, expected 1"),
+    (deepspec().but(ttt_length=7, num_hidden_layers=1, target_layer_ids=None), r"lacks \['target_layer_ids'\]"),
     (deepspec().but(model_type="llama"), "a DeepSpec drafter of another flavour"),
     # values of no meaning
     (zlab().but(block_size=1), "block_size 1, expected 2 or more"),

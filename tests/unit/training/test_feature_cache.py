@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from tiny import random_ids, tiny_drafter, tiny_target
+from tiny import random_ids, tiny_baseline, tiny_drafter, tiny_target
 
 from dspark_hf.errors import IncompatibleTargetError, TrainingDataError
 from dspark_hf.training import feature_cache, features
@@ -14,6 +14,7 @@ from dspark_hf.training.feature_cache import (
     FeatureCache,
     build_feature_cache,
     feature_bytes,
+    layers_to_cache,
 )
 from dspark_hf.training.features import TargetReader
 from dspark_hf.training.records import TrainingSequence
@@ -386,3 +387,31 @@ def test_a_damaged_list_is_found(build, text):
     (build.folder / MANIFEST_NAME).write_bytes(text.encode("latin-1"))
     with pytest.raises(TrainingDataError, match=MANIFEST_NAME):
         build()
+
+
+@pytest.mark.parametrize(("layer_ids", "columns"), [([0], slice(0, 32)), ([2], slice(32, 64)), ([0, 2], slice(0, 64))])
+def test_some_of_its_layers_can_be_read(build, layer_ids, columns):
+    whole = build()
+    identity = json.loads((build.folder / MANIFEST_NAME).read_text())["identity"]
+    some = FeatureCache(build.folder, identity, layer_ids)
+    for i in range(len(whole)):
+        assert torch.equal(some[i].features, whole[i].features[..., columns])
+        assert torch.equal(some[i].log_normalizer, whole[i].log_normalizer)
+    assert not torch.equal(whole[0].features[..., :32], whole[0].features[..., 32:])
+
+
+def test_the_final_states_can_be_read_as_features(build):
+    whole = build()
+    identity = json.loads((build.folder / MANIFEST_NAME).read_text())["identity"]
+    final = FeatureCache(build.folder, identity, [])
+    assert all(torch.equal(final[i].features, whole[i].final_hidden) for i in range(len(whole)))
+
+
+def test_a_cache_that_holds_more_layers_is_shared(build, target):
+    config = tiny_drafter(target, target_layer_ids=[2]).config
+    assert layers_to_cache(build.folder, config) == [2]
+    build()
+    assert layers_to_cache(build.folder, config) == LAYERS
+    assert layers_to_cache(build.folder, tiny_drafter(target, target_layer_ids=[1, 2]).config) == [1, 2]
+    assert layers_to_cache(build.folder, tiny_baseline(target, "mtp").config) == LAYERS
+    assert layers_to_cache(build.folder.parent, tiny_baseline(target, "mtp").config) == [0, 1, 2]

@@ -112,6 +112,37 @@ def test_chunked_loss_and_gradients_equal_the_reference(monkeypatch, chunk_bytes
     assert torch.equal(terms.is_best_token, whole.argmax(-1) == tokens)
 
 
+@pytest.mark.parametrize("chunk_bytes", [200, 2**20])
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_a_head_of_its_own_stands_alone(monkeypatch, chunk_bytes, cap):
+    """Its logits are neither added to the target head's nor capped as those are."""
+    monkeypatch.setattr(losses, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    config, weight, hidden, _, _, target_hidden, tokens, position_weight = problem(cap=cap, rank=0)
+    own = torch.randn(11, 6, generator=torch.Generator().manual_seed(9)).double().requires_grad_()
+    target_logits = treated(target_hidden @ weight.T, 1.0, cap)
+    loss, terms = draft_loss(
+        None,
+        hidden,
+        own,
+        head=HeadRows(weight, None, None, config),
+        target_hidden=target_hidden,
+        log_normalizer=target_logits.logsumexp(-1),
+        next_tokens=tokens,
+        position_weight=position_weight,
+        weights=LossWeights(0.1, 0.9, 1.0),
+    )
+    ce, tv, _ = reference_losses(
+        (hidden @ own.T).softmax(-1), target_logits.softmax(-1), tokens, torch.full((17,), 0.5).double()
+    )
+    expected = (position_weight * (0.1 * ce + 0.9 * tv)).sum()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-10)
+    torch.testing.assert_close(terms.total_variation, tv.detach(), atol=1e-10, rtol=0)
+    got, wanted = (torch.autograd.grad(value, [hidden, own]) for value in (loss, expected))
+    for grad, expected_grad in zip(got, wanted, strict=True):
+        torch.testing.assert_close(grad, expected_grad, atol=1e-10, rtol=0)
+
+
 def test_a_wrong_gradient_would_be_seen():
     config, *inputs = problem()
     weight, hidden, codes, w2, target_hidden, tokens, position_weight = (

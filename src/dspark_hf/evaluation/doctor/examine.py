@@ -6,6 +6,7 @@ from pathlib import Path
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...configuration_dspark import DSparkConfig
 from ...modeling_dspark import DSparkDraftModel
 from ...prompts import Prompt
 from ..provenance import collect_provenance
@@ -68,8 +69,13 @@ def examine_pair(
         show_progress: Whether to show a progress bar on stderr, if that is a terminal.
 
     Raises:
-        ComparisonError: no prompt can be used, or a setting is out of range.
+        ComparisonError: no prompt can be used, a setting is out of range, or the drafter drafts no blocks.
     """
+    if drafter.config.model_type != DSparkConfig.model_type:
+        raise ComparisonError(
+            f"doctor knows the faults of drafters that draft blocks, and this one's model_type is "
+            f"{drafter.config.model_type!r}; pass a DSpark or DFlash drafter, or compare this one with `dspark compare`"
+        )
     for name, value, least in (("max_new_tokens", max_new_tokens, 2), ("number of prompts", len(prompts), 1)):
         if value < least:
             raise ComparisonError(f"{name} must be >= {least}, got {value!r}")
