@@ -29,7 +29,7 @@ class AutoregressiveCandidateGenerator(DSparkCandidateGenerator):
         num_slots = min(self._settings.num_draft_tokens, self._max_length - ids.shape[1] - 1)
         if num_slots <= 0 or not self.scheduler.wants_draft(1, self._num_observed):
             return None
-        num_slots = self.scheduler.slots(1, num_slots)
+        num_slots = self.scheduler.slots({0: self._max_length - ids.shape[1]}, num_slots)
         drawn = draw_slots(
             self._slot_logits(ids), num_slots, ids, self.processor,
             draft_ids=self._draft_ids, do_sample=self.do_sample, vocab_size=self._vocab_size,
