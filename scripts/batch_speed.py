@@ -1,11 +1,12 @@
 """Tokens per second of batches, with a drafter over without, on the same batches in one interleaved run.
 
 Plain batched generation runs on its dynamic and on its static cache, and the drafter under each policy, all greedily
-and without end tokens, so that all make the same number of tokens. Ratios are of total seconds over all batches of a
-repetition, the ways in a new order each time; the interval (95 %, Student) is over repetitions, so it says how well the
-machine was measured on these prompts, not how other prompts would do; with one repetition there is none (null in the
-JSON). A batch larger than the list of prompts repeats them, and so do further batches. The JSON holds the ratio of each
-way to each other, and the seconds behind them.
+and without end tokens, so that all make the same number of tokens. The ways advance side by side, one target forward a
+turn, so that a drift of the machine's speed hits all alike. Ratios are of total seconds over all batches of a
+repetition; the interval (95 %, Student) is over repetitions, so it says how well the machine was measured on these
+prompts, not how other prompts would do; with one repetition there is none (null in the JSON). A batch larger than the
+list of prompts repeats them, and so do further batches. The JSON holds the ratio of each way to each other, and the
+seconds behind them.
 
     python scripts/batch_speed.py --prompts prompts.jsonl --batch-size 1 --batch-size 4 --policy full --json speed.json
 """
@@ -13,7 +14,7 @@ way to each other, and the seconds behind them.
 import argparse
 import random
 import statistics
-import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tqdm.auto import tqdm
 
 from dspark_hf import record_speculation, zoo
 from dspark_hf.evaluation.identity import pair_facts
+from dspark_hf.evaluation.interleave import interleave, twin_of
 from dspark_hf.evaluation.provenance import check_can_write, collect_provenance, write_report
 from dspark_hf.prompts import encode_prompt, load_prompts, quickstart_prompts
 from dspark_hf.training.answering import pad_left
@@ -69,7 +71,7 @@ def main() -> None:
             "num_assistant_tokens": length,
             "verification_layout": arguments.layout,
         }
-    columns = ["batch", "way", "tokens/s", *(f"over {way}" for way in ways), "tau of the last batch"]
+    columns = ["batch", "way", "tokens/s", *(f"over {way}" for way in ways), "tau"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     rows = []
     for size in arguments.batch_size or (1, 2, 4, 8, 16, 32):
@@ -97,18 +99,15 @@ def _measured(
     """Seconds of every way for all batches, by repetition; one row of the table for each way."""
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     taus: dict[str, float] = {}
-    shuffled = random.Random(0)
     size = len(batches[0])
-    for repetition in tqdm(range(-1, arguments.repetitions), desc=f"batch {size}", leave=False):  # the first warms up
-        order = list(ways)
-        shuffled.shuffle(order)
-        sums = dict.fromkeys(ways, 0.0)
-        for batch in batches if repetition >= 0 else batches[:1]:
-            ids, mask = pad_left(batch, target.device)
-            for way in order:
-                with record_speculation() as report:
-                    start_s = time.perf_counter()
-                    target.generate(
+    padded = [pad_left(batch, target.device) for batch in batches]
+    twins = {way: twin_of(target) for way in ways}
+
+    def runner(way: str) -> Callable[[Any], float]:
+        def run(twin: Any) -> float:
+            with record_speculation() as report:
+                for ids, mask in padded:
+                    twin.generate(
                         ids,
                         attention_mask=mask,
                         do_sample=False,
@@ -117,11 +116,19 @@ def _measured(
                         pad_token_id=0,
                         **ways[way],
                     )
-                    sums[way] += time.perf_counter() - start_s
-                taus[way] = report.tau
-        if repetition >= 0:
-            for way in ways:
-                seconds[way].append(sums[way])
+            return report.tau
+
+        return run
+
+    num_forwards = None
+    names = list(ways)
+    for repetition in tqdm(range(-1, arguments.repetitions), desc=f"batch {size}", leave=False):  # the first warms up
+        random.Random(repetition).shuffle(names)
+        turns = interleave(target, {way: runner(way) for way in names}, num_forwards, twins)
+        num_forwards = {way: turns[way].num_forwards for way in names}
+        for way in names if repetition >= 0 else ():
+            seconds[way].append(turns[way].seconds)
+            taus[way] = turns[way].result
     num_tokens = len(batches) * size * arguments.max_new_tokens
     return [
         {
@@ -130,6 +137,7 @@ def _measured(
             "tokens_per_s": num_tokens * len(seconds[way]) / sum(seconds[way]),
             "ratios": {other: _interval(seconds[other], seconds[way]) for other in ways},
             "tau": taus[way],
+            "num_forwards": num_forwards[way] if num_forwards else None,
             "seconds": seconds[way],
         }
         for way in ways

@@ -4,6 +4,9 @@ import functools
 import logging
 import math
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from statistics import median
 
 from .profile_store import renewal_command
@@ -18,6 +21,19 @@ MIN_STEPS = 16
 
 # Of so many profiles, the latest used, the steps are remembered from call to call.
 MAX_PROFILES = 8
+
+
+_PAUSED: ContextVar[bool] = ContextVar("dspark_step_residuals_paused", default=False)
+
+
+@contextmanager
+def without_step_residuals() -> Iterator[None]:
+    """Hear of no steps inside the block, where the clock runs on while others have their turn."""
+    token = _PAUSED.set(True)
+    try:
+        yield
+    finally:
+        _PAUSED.reset(token)
 
 
 class StepResiduals:
@@ -56,7 +72,7 @@ class StepResiduals:
         gives. On accelerators `measured_s` must be the device's time, not the host's.
         """
         is_time = math.isfinite(measured_s) and measured_s > 0
-        if not is_time or not self._profile.covers(num_rows, num_tokens):
+        if _PAUSED.get() or not is_time or not self._profile.covers(num_rows, num_tokens):
             return
         self._window.append((num_rows, measured_s / self._profile.step_s(num_rows, num_tokens, context)))
         if self.is_off and not self._has_warned:
