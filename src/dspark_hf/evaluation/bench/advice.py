@@ -2,7 +2,8 @@
 
 Expected speed over plain generation of a drafter that drafts and verifies g tokens every round:
 
-    ratio(g) = plain step / ((draft(g) + step(1 + g) + overhead) / tau(g)),   tau(g) = 1 + sum_k<=g prod_j<=k acceptance_j
+    ratio(g) = plain step * tau(g) / (draft(g) + step(1 + g) + overhead)
+    tau(g)   = 1 + sum over k <= g of the product of acceptance(1..k)
 
 Seconds come from a throughput profile, acceptance from drafts that were all verified. That a slot is accepted as often
 when later slots are not drafted is exact for drafts that are cut; the backbone costs the same for every g, as in
@@ -64,7 +65,12 @@ class GammaAdvice:
 
 
 def advise_gamma(
-    drafter: str, reached: Sequence[Sequence[float]], accepted: Sequence[Sequence[float]], costs: GammaCosts, *, seed: int
+    drafter: str,
+    reached: Sequence[Sequence[float]],
+    accepted: Sequence[Sequence[float]],
+    costs: GammaCosts,
+    *,
+    seed: int,
 ) -> GammaAdvice:
     """Best gamma for one drafter.
 

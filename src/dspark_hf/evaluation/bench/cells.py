@@ -22,13 +22,15 @@ class CellStore:
     Args:
         path: JSONL; its folder exists.
         identity: Everything that measurements depend on, as JSON has it.
+        session: Who measures now; noted before the first measurement that this object adds.
 
     Raises:
         ComparisonError: the file holds measurements of something else, or cannot be read or written.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+    def __init__(self, path: Path, identity: dict[str, Any], session: dict[str, Any]) -> None:
         self._path = path
+        self._session: dict[str, Any] | None = session
         self.sessions: list[dict[str, Any]] = []
         self._found: dict[str, Any] = {}
         identity = json.loads(json.dumps({"format_version": FORMAT_VERSION, **identity}))
@@ -53,15 +55,6 @@ class CellStore:
         """Keys and measurements, in the order in which they were made."""
         yield from self._found.items()
 
-    def begin_session(self, provenance: dict[str, Any]) -> None:
-        """Note who measures from here on.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        self.sessions.append(provenance)
-        self._append({"session": provenance})
-
     def add(self, key: str, value: Any) -> None:
         """Keep a measurement.
 
@@ -70,6 +63,10 @@ class CellStore:
         """
         assert key not in self._found, f"{key} is measured once"
         value = json.loads(json.dumps(value))  # as a later run will read it
+        if self._session is not None:
+            self._append({"session": self._session})
+            self.sessions.append(self._session)
+            self._session = None
         self._append({"key": key, "value": value})
         self._found[key] = value
 

@@ -66,8 +66,8 @@ def batches_of(cell: Cell, encoded: dict[str, tuple[int, ...]]) -> list[Batch]:
 def at_context(encoded: dict[str, tuple[int, ...]], context: int) -> dict[str, tuple[int, ...]]:
     """Each prompt as the last `context` tokens of real text that ends with it.
 
-    Longer prompts lose their beginning. Before shorter ones stand the prompts before them in the list, which is read in a
-    ring, as if a conversation had gone on.
+    Longer prompts lose their beginning. Before shorter ones stand the prompts before them in the list, which is read in
+    a ring, as if a conversation had gone on.
     """
     names = list(encoded)
     texts = {}
@@ -92,6 +92,6 @@ def check_lengths(settings: BenchSettings, encoded: dict[str, tuple[int, ...]], 
         longest = cell.context or max(map(len, encoded.values()))
         if most is not None and longest + cell.max_new_tokens > most:
             raise ComparisonError(
-                f"{cell.name}: {longest} tokens and {cell.max_new_tokens} new ones are more than the {most} positions of "
-                "the target; choose a smaller --context, shorter prompts or fewer new tokens"
+                f"{cell.name}: {longest} tokens and {cell.max_new_tokens} new ones are more than the {most} positions "
+                "of the target; choose a smaller --context, shorter prompts or fewer new tokens"
             )

@@ -1,4 +1,4 @@
-"""Eq. 1 of the paper, `L = (T_draft + T_verify) / tau`, from a throughput profile, against the measured seconds a token.
+"""Eq. 1 of the paper, `L = (T_draft + T_verify) / tau`, from a throughput profile, against measured seconds a token.
 
 What Eq. 1 leaves out is split into parts that add up to the difference exactly:
 
@@ -131,7 +131,9 @@ def split_drafter(way: str, cell: str, runs: Sequence[WayRun], costs: RoundCosts
     )
 
 
-def split_plain(way: str, cell: str, runs: Sequence[WayRun], contexts: Sequence[int], costs: RoundCosts) -> LatencySplit:
+def split_plain(
+    way: str, cell: str, runs: Sequence[WayRun], contexts: Sequence[int], costs: RoundCosts
+) -> LatencySplit:
     """Of runs of plain generation, whose steps commit one token: tau is 1, and nothing is drafted.
 
     Args:

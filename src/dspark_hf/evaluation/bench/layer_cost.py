@@ -44,7 +44,8 @@ def layer_seconds(target: PreTrainedModel, drafter: Any, *, num_rows: int, conte
         wait()
         seconds.append(time.perf_counter() - started[id(layer)])
 
-    hooks = [hook for layer in layers for hook in (layer.register_forward_pre_hook(begin), layer.register_forward_hook(end))]
+    hooks = [layer.register_forward_pre_hook(begin) for layer in layers]
+    hooks += [layer.register_forward_hook(end) for layer in layers]
     try:
         with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []), torch.no_grad():
             bench = PairBench(target, drafter, context)

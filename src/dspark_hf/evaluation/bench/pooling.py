@@ -112,9 +112,7 @@ def pool(
     )
 
 
-def _speed_over(
-    runs: Runs, way: str, other: str, num_batches: int, seed: int, *, is_over_prompts: bool
-) -> Estimate:
+def _speed_over(runs: Runs, way: str, other: str, num_batches: int, seed: int, *, is_over_prompts: bool) -> Estimate:
     """Tokens per second of `way` over those of `other`, both on the same batches in the same turns."""
     pairs = {place: (by_way[way], by_way[other]) for place, by_way in runs.items() if {way, other} <= set(by_way)}
     if is_over_prompts:

@@ -27,7 +27,9 @@ def ratio_over_repetitions(over: Sequence[float], under: Sequence[float]) -> Est
 
 def student_quantile(num_degrees: int, level: float = LEVEL) -> float:
     """Half width, in standard errors, of a two-sided interval under Student's law; `num_degrees` >= 1."""
-    log_scale = math.lgamma((num_degrees + 1) / 2) - math.lgamma(num_degrees / 2) - 0.5 * math.log(num_degrees * math.pi)
+    log_scale = (
+        math.lgamma((num_degrees + 1) / 2) - math.lgamma(num_degrees / 2) - 0.5 * math.log(num_degrees * math.pi)
+    )
 
     def inside(half: float) -> float:
         x = np.linspace(0.0, half, _QUANTILE_POINTS)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from ...decoding.scheduler import policy_without_a_word, usable_profile
 from ...decoding.policies.registry import COST_POLICIES, policy_factory
+from ...decoding.scheduler import policy_without_a_word, usable_profile
 from ..compare import drafter_arguments
 from ..loading import LoadedDrafter
 from ..settings import ComparisonError
