@@ -6,6 +6,7 @@ errors come without that wait.
 
 import typer
 
+from .bench import bench_command
 from .calibrate import calibrate_command
 from .card import card_command
 from .compare import compare_command
@@ -23,6 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("bench")(bench_command)
 app.command("calibrate")(calibrate_command)
 app.command("card")(card_command)
 app.command("compare")(compare_command)

@@ -62,16 +62,13 @@ def profile_for(
             return "its rounds are not of the form that `dspark profile` measures"
         num_rows = rows_of(name, request)
         found = usable_profile(target, drafter.model, max(num_rows)).profile
-        is_found = found is not None and found.covers(min(num_rows), 1)
+        if found is not None and not found.covers(min(num_rows), 1):
+            found = None
         try:
-            profile = (
-                found
-                if found is not None and is_found
-                else _measured(drafter, target, request, num_rows, show_progress)
-            )
+            profile = found or _measured(drafter, target, request, num_rows, show_progress)
         except ThroughputProfileError as error:
             return str(error)
-        store.add(key, {"is_found": is_found, "profile": profile.to_dict()})
+        store.add(key, {"is_found": found is not None, "profile": profile.to_dict()})
     kept = store[key]
     return Profiled(ThroughputProfile.from_dict(kept["profile"]), kept["is_found"])
 

@@ -52,9 +52,8 @@ def run_bench(
     models = load_models(request)
     encoded = encode_all(models.tokenizer, request.prompts)
     check_lengths(request.settings, encoded, models.target)
-    provenance = collect_provenance(
-        models.target.device, models.target.dtype, seed=request.settings.seed, n=len(encoded)
-    )
+    target = models.target
+    provenance = collect_provenance(target.device, target.dtype, seed=request.settings.seed, n=len(encoded))
     store = CellStore(request.output / MEASUREMENTS, identity_of(request, models, encoded), asdict(provenance))
     bench = _Bench(request, models, encoded, store, show_progress)
     try:
@@ -112,16 +111,8 @@ class _Bench:
         for one in self._left_out:
             tell(f"left out: {one.name}: {one.reason}")
         for name, drafter in self._models.drafters.items():
-            key = f"layer/{name}"
-            if (
-                layers_of(drafter.model) is not None
-                and isinstance(self._profiles[name], Profiled)
-                and key not in self._store
-            ):
-                seconds = layer_seconds(
-                    target, drafter.model, num_rows=1, context=LAYER_CONTEXT, num_repeats=LAYER_REPEATS
-                )
-                self._store.add(key, {"layer_s": seconds, "context": LAYER_CONTEXT})
+            if isinstance(self._profiles[name], Profiled) and layers_of(drafter.model) is not None:
+                self._time_layers(name)
 
     def measure(self) -> None:
         """All runs that are not there yet; repeats outside, so that a drift hits all cells alike."""
@@ -155,6 +146,13 @@ class _Bench:
         )
 
     # -- parts --------------------------------------------------------------------------------------------------
+
+    def _time_layers(self, name: str) -> None:
+        key = f"layer/{name}"
+        if key not in self._store:
+            target, drafter = self._models.target, self._models.drafters[name].model
+            seconds = layer_seconds(target, drafter, num_rows=1, context=LAYER_CONTEXT, num_repeats=LAYER_REPEATS)
+            self._store.add(key, {"layer_s": seconds, "context": LAYER_CONTEXT})
 
     def _plan(self) -> Iterator[tuple[Cell, Place]]:
         for repeat in range(max(cell.num_repeats for cell in self._batches)):
