@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart demo test test-full test-gpu test-browser check fix clean
+.PHONY: help quickstart demo bench test test-full test-gpu test-browser check fix clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,9 @@ quickstart: $(VENV)/.stamp-zoo ## plain and speculative generation side by side
 
 demo: $(VENV)/.stamp-demo ## the same side by side in a browser
 	$(BIN)/dspark demo $(ARGS)
+
+bench: $(VENV)/.stamp-test ## every table and figure of docs/evidence anew, in at most an hour
+	$(BIN)/python scripts/evidence.py $(ARGS)
 
 test: $(VENV)/.stamp-test ## the tests, without the ones that take minutes or a GPU
 	$(BIN)/pytest -m "not full and not gpu" $(ARGS)
