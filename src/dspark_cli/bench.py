@@ -1,5 +1,6 @@
 """`dspark bench`."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from .common import (
     TargetOption,
     ThreadsOption,
     readable_errors,
+    require,
     set_up_torch,
 )
 from .compare import read_prompts
@@ -82,6 +84,7 @@ def bench_command(
     Exit codes: 0 done, 1 greedy texts differ where they must not, 2 bad input, 130 interrupted.
     """
     with readable_errors(debug, "interrupted before any run was finished; what is measured is kept"):
+        _check_extras()
         from dspark_hf.evaluation.bench.request import BenchRequest, parse_drafters
         from dspark_hf.evaluation.bench.settings import DEFAULT_POLICIES, BenchSettings
 
@@ -118,6 +121,12 @@ def bench_command(
         typer.echo("interrupted: the report covers what was measured; the same command goes on", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
     raise typer.Exit(EXIT_NOT_LOSSLESS if report.num_errors else EXIT_DONE)
+
+
+def _check_extras() -> None:
+    for name in ("greenlet", "scipy"):
+        installed = find_spec(name) is not None
+        require(installed, name, None, 'installed for this command: pip install "dspark-hf[eval]"')
 
 
 def _points(values: list[int] | None) -> tuple[int, ...]:

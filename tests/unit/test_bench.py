@@ -20,7 +20,7 @@ from dspark_hf.evaluation.bench.inputs import MOST_SWEEP_PROMPTS, at_context, ba
 from dspark_hf.evaluation.bench.latency import RoundCosts, split_drafter, split_plain
 from dspark_hf.evaluation.bench.memory import measure_memory
 from dspark_hf.evaluation.bench.pooling import Place, pool
-from dspark_hf.evaluation.bench.repetitions import ratio_over_repetitions, student_quantile
+from dspark_hf.evaluation.bench.repetitions import ratio_over_repetitions
 from dspark_hf.evaluation.bench.report import BenchReport, CellReport
 from dspark_hf.evaluation.bench.request import BenchRequest, parse_drafters
 from dspark_hf.evaluation.bench.runs import Watch
@@ -134,11 +134,6 @@ def test_a_store_of_something_else_is_refused(tmp_path):
 
 
 # --- intervals
-
-
-@pytest.mark.parametrize("num_degrees", [1, 2, 3, 7, 30])
-def test_quantiles_are_students(num_degrees):
-    assert student_quantile(num_degrees) == pytest.approx(stats.t.ppf(0.975, num_degrees), rel=1e-4)
 
 
 def test_few_repetitions_are_covered_as_stated_and_a_bootstrap_would_not():
