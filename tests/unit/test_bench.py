@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from dspark_hf.decoding.observers import EndedRounds
 from dspark_hf.evaluation import ComparisonError
+from dspark_hf.evaluation.bench import pooling
 from dspark_hf.evaluation.bench.advice import GammaCosts, advise_depth, advise_gamma, even_acceptance
 from dspark_hf.evaluation.bench.cells import CellStore
 from dspark_hf.evaluation.bench.inputs import MOST_SWEEP_PROMPTS, at_context, batches_of
@@ -205,8 +207,9 @@ def test_known_speed_tau_and_forwards_are_recovered():
     assert (plain.tau.value, plain.speed_over, plain.target_forwards_per_token.value) == (1.0, {}, 1.0)
 
 
-def test_intervals_over_prompts_cover_as_often_as_stated():
-    num_trials, num_covered = 60, 0
+def test_intervals_over_prompts_cover_as_often_as_stated(monkeypatch):
+    monkeypatch.setattr(pooling, "bootstrap", partial(bootstrap, num_resamples=400))
+    num_trials, num_covered = 100, 0
     for trial in range(num_trials):
         runs = synthetic_runs(np.random.default_rng(trial), ratio=1.4, num_prompts=40)
         ratio = pool(MAIN, DRAFTER, runs, [BASELINE], num_batches=40, seed=0).speed_over[BASELINE]
@@ -347,8 +350,8 @@ def test_the_best_gamma_is_the_fastest(slot_s):
         assert point.speed_ratio.low <= expected[g] <= point.speed_ratio.high
     assert advice.best == int(np.argmax(expected))
     gain = advice.gain_over_block
-    assert gain.low <= expected[advice.best] / expected[5] - 1 <= gain.high or advice.best == 5
-    assert advice.best == {0.001: 5, 0.02: 1, 0.2: 0}[slot_s]
+    assert gain.low <= expected[advice.best] / expected[5] - 1 <= gain.high
+    assert advice.best == {0.001: 4, 0.02: 1, 0.2: 0}[slot_s]
     others = [value for g, value in enumerate(expected) if g != advice.best]
     assert advice.gain_over_next == pytest.approx(expected[advice.best] / max(others) - 1, rel=0.05)
 
