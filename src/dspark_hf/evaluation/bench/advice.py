@@ -12,6 +12,7 @@ generate().
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -90,7 +91,7 @@ def advise_gamma(
     speeds = [1.0] + [float(ratio(totals, gamma)) for gamma in range(1, num_slots + 1)]
     best = int(np.argmax(speeds))
     points = tuple(
-        GammaPoint(g, float(_tau(totals, g)), bootstrap(columns, lambda sums, g=g: ratio(sums, g), seed=seed))
+        GammaPoint(g, float(_tau(totals, g)), bootstrap(columns, partial(ratio, gamma=g), seed=seed))
         for g in range(1, num_slots + 1)
     )
 

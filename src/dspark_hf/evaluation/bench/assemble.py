@@ -136,7 +136,7 @@ def _costs(way: WayFacts, runs: Sequence[WayRun], known: Mapping[str, Profiled])
     """Of the way's own profile. Without one: target steps of another drafter's, and drafts as they were measured."""
     if not known:
         return None
-    if way.drafter in known:
+    if way.drafter is not None and way.drafter in known:
         return RoundCosts.of(known[way.drafter].profile)
     lent = RoundCosts.of(max(known.values(), key=lambda one: one.profile.grid.tokens_per_row[-1]).profile)
     if way.kind != "drafter":

@@ -26,6 +26,12 @@ class Section:
     figure: str | None = None
 
 
+_SWEEPS: tuple[tuple[CellKind, str, str], ...] = (
+    ("batch", "Batches", "batches"),
+    ("context", "Contexts", "contexts"),
+)
+
+
 def sections(report: BenchReport) -> Iterator[Section]:
     """Everything that a report says."""
     yield _about(report)
@@ -33,7 +39,7 @@ def sections(report: BenchReport) -> Iterator[Section]:
     if main is not None and main.ways:
         yield _main(main)
         yield _memory(main)
-    for kind, title, figure in (("batch", "Batches", "batches"), ("context", "Contexts", "contexts")):
+    for kind, title, figure in _SWEEPS:
         cells = [cell for cell in report.cells if cell.cell.kind == kind and cell.ways]
         if cells:
             yield _sweep(kind, title, figure, cells)
