@@ -19,7 +19,7 @@ from dspark_hf.evaluation.bench import pooling
 from dspark_hf.evaluation.bench.advice import GammaCosts, advise_depth, advise_gamma, even_acceptance
 from dspark_hf.evaluation.bench.cells import CellStore
 from dspark_hf.evaluation.bench.inputs import MOST_SWEEP_PROMPTS, at_context, batches_of
-from dspark_hf.evaluation.bench.latency import RoundCosts, split_drafter, split_plain
+from dspark_hf.evaluation.bench.latency import RoundCosts, slowdown_of, split_drafter, split_plain
 from dspark_hf.evaluation.bench.memory import measure_memory
 from dspark_hf.evaluation.bench.pooling import Place, pool
 from dspark_hf.evaluation.bench.repetitions import ratio_over_repetitions
@@ -282,7 +282,7 @@ def drafter_runs(rng, num_rows):
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_parts_add_up_to_the_difference(num_rows):
     runs = drafter_runs(np.random.default_rng(num_rows), num_rows)
-    split = split_drafter("D, full", "main", runs, constant_costs())
+    split = split_drafter("D, full", "main", runs, constant_costs(), slowdown=1.3)
     assert sum(split.parts.values()) == pytest.approx(split.residual_s, rel=1e-9)
     assert split.predicted_s == pytest.approx((split.draft_s + split.step_s) / split.tau)
     tokens = sum(run.num_new_tokens for run in runs)
@@ -292,6 +292,8 @@ def test_parts_add_up_to_the_difference(num_rows):
     found = split_plain(BASELINE, "main", plain, [100, 120, 90], constant_costs())
     assert sum(found.parts.values()) == pytest.approx(found.residual_s, rel=1e-9)
     assert (found.parts["ended rows"] > 0) == (num_rows > 1)
+    slowdown = slowdown_of(plain, [100, 120, 90], constant_costs())
+    assert slowdown == pytest.approx(3 * 1.5 / (29 * (3 * 0.04 + 1e-5 * (310 + 3 * 14))))
 
 
 def test_a_machine_that_keeps_its_profile_leaves_nothing_to_explain():
@@ -308,6 +310,13 @@ def test_a_machine_that_keeps_its_profile_leaves_nothing_to_explain():
     assert split.parts["the prompt"] == pytest.approx(0.3 / 25)
     for name in ("draft", "target step", "accept and commit", "outside", "ended rows", "cut off"):
         assert split.parts[name] == pytest.approx(0, abs=1e-12), name
+    halved = RoundCosts(
+        lambda *where: costs.step_s(*where) / 2, lambda *where: costs.draft_s(*where) / 2, costs.plain_s
+    )
+    since = split_drafter("D, full", "main", [run], halved, slowdown=2.0)  # a profile of a machine twice as fast
+    assert since.predicted_s == pytest.approx(split.predicted_s / 2)
+    assert since.parts["the machine since"] == pytest.approx((draft_s + step_s) / 2 / 25)
+    assert since.parts["draft"] == pytest.approx(0, abs=1e-12) == since.parts["target step"]
     slow = replace(told, stages=replace(told.stages, accept_s=0.08))  # control: 10 ms of overhead a round
     slowed = split_drafter("D, full", "main", [replace(run, speculation=slow, latency_s=run.latency_s + 0.08)], costs)
     assert slowed.parts["accept and commit"] == pytest.approx(0.08 / 25)

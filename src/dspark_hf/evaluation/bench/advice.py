@@ -128,7 +128,7 @@ class DepthAdvice:
     Attributes:
         drafter: Its name.
         num_layers: That it has.
-        layer_s: Median seconds of one of them, whole block, context of the round taken in.
+        layer_s: Seconds of one of them in a draft of the whole block.
         layer_share: Of a round.
         tau: Measured, at the drafter's gamma.
         tau_to_pay: That it takes with one layer more to be as fast as now.

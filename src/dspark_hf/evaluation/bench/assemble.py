@@ -10,7 +10,7 @@ from ..provenance import Provenance
 from .advice import DepthAdvice, GammaAdvice, advise_depth, advise_gamma
 from .cells import CellStore
 from .inputs import Batch
-from .latency import LatencySplit, RoundCosts, split_drafter, split_plain
+from .latency import LatencySplit, RoundCosts, slowdown_of, split_drafter, split_plain
 from .memory import Memory
 from .pooling import Place, Runs, pool
 from .profiles import Profiled, rows_of
@@ -116,6 +116,8 @@ def _splits(
 ) -> list[LatencySplit]:
     """Of plain generation on its dynamic cache, which profiles hold, and of drafters."""
     splits = []
+    plain = {place: by_way[BASELINE] for place, by_way in runs.items() if BASELINE in by_way}
+    contexts = [batches[place.batch].longest for place in plain]
     for way in ways:
         own = {place: by_way[way.name] for place, by_way in runs.items() if way.name in by_way}
         costs = _costs(way, list(own.values()), known)
@@ -123,9 +125,9 @@ def _splits(
             continue
         try:
             if way.kind == "drafter" and all(run.speculation and run.speculation.rounds for run in own.values()):
-                splits.append(split_drafter(way.name, cell.name, list(own.values()), costs))
+                slowdown = slowdown_of(list(plain.values()), contexts, costs)
+                splits.append(split_drafter(way.name, cell.name, list(own.values()), costs, slowdown=slowdown))
             elif way.name == BASELINE and all(run.num_new_tokens > run.num_rows for run in own.values()):
-                contexts = [batches[place.batch].longest for place in own]
                 splits.append(split_plain(way.name, cell.name, list(own.values()), contexts, costs))
         except ThroughputProfileError as error:
             notes.append(f"{cell.name}, {way.name}: no prediction: {error}")
@@ -201,12 +203,13 @@ def _depth(
         if key not in store or one.num_rows != 1 or not layers:
             continue
         whole = one.points[-1]
-        costs = known[one.drafter].gamma_costs(1, store[key]["context"])
+        context = store[key]["context"]
+        costs = known[one.drafter].gamma_costs(1, context)
         advice.append(
             advise_depth(
                 one.drafter,
                 num_layers=layers,
-                layer_s=store[key]["layer_s"],
+                layer_s=store[key]["share_of_draft"] * known[one.drafter].profile.draft_s(1, context),
                 tau=whole.tau,
                 gamma=whole.gamma,
                 costs=costs,

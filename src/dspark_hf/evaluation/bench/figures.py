@@ -101,7 +101,7 @@ def _prediction(report: BenchReport, axes: Any) -> bool:
     axes.set(xlabel="milliseconds a token", title="Eq. 1, and what it leaves out")
     axes.invert_yaxis()
     if splits:
-        axes.legend(fontsize="x-small")
+        axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return bool(splits)
 
 

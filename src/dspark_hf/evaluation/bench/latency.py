@@ -4,7 +4,8 @@ What Eq. 1 leaves out is split into parts that add up to the difference exactly:
 
     the prompt            its forward, which commits one token
     the first token       is committed by that forward, so that fewer rounds are needed than Eq. 1 counts
-    draft, target step    what these stages took, minus what the profile says of the same rounds
+    the machine since     how much slower or faster plain steps, taken in the same turns, are than in the profile
+    draft, target step    what these stages took, minus what the profile says of the same rounds at today's speed
     accept and commit     stage 5, stop checks, roll-back, bookkeeping
     outside               what generate() does before and after
     ended rows            rows that have ended wait for the last one of their batch
@@ -78,8 +79,13 @@ class RoundCosts:
         return cls(step_s, draft_s, profile.plain_step_s)
 
 
-def split_drafter(way: str, cell: str, runs: Sequence[WayRun], costs: RoundCosts) -> LatencySplit:
+def split_drafter(
+    way: str, cell: str, runs: Sequence[WayRun], costs: RoundCosts, *, slowdown: float = 1.0
+) -> LatencySplit:
     """Of a drafter's runs at one cell; each has at least one round.
+
+    Args:
+        slowdown: Seconds of plain steps in the same turns, over what the profile says.
 
     Raises:
         ThroughputProfileError: the profile does not know so many rows.
@@ -121,8 +127,9 @@ def split_drafter(way: str, cell: str, runs: Sequence[WayRun], costs: RoundCosts
         parts={
             "the prompt": stage_s["prefill_s"] / tokens,
             "the first token": -round_s / kept * num_first / tokens,
-            "draft": (stage_s["draft_s"] - predicted["draft_s"]) / tokens,
-            "target step": (stage_s["verify_s"] - predicted["verify_s"]) / tokens,
+            "the machine since": (slowdown - 1) * sum(predicted.values()) / tokens,
+            "draft": (stage_s["draft_s"] - slowdown * predicted["draft_s"]) / tokens,
+            "target step": (stage_s["verify_s"] - slowdown * predicted["verify_s"]) / tokens,
             "accept and commit": (stage_s["accept_s"] + stage_s["other_s"]) / tokens,
             "outside": stage_s["outside_s"] / tokens,
             "ended rows": idle / tokens,
@@ -166,10 +173,24 @@ def split_plain(
         parts={
             "the prompt": prompt / tokens,
             "the first token": -step_s * num_first / tokens,
-            "target step": (measured - prompt - predicted) / tokens,
+            "the machine since": (measured - prompt - predicted) / tokens,
             "ended rows": idle / tokens,
         },
     )
+
+
+def slowdown_of(runs: Sequence[WayRun], contexts: Sequence[int], costs: RoundCosts) -> float:
+    """Seconds of the steps of plain runs over what the profile says of them; arguments as for [`split_plain`].
+
+    Raises:
+        ThroughputProfileError: as for [`split_drafter`].
+    """
+    measured = predicted = 0.0
+    for run, context in zip(runs, contexts, strict=True):
+        steps = run.num_forwards - 1
+        measured += run.latency_s - run.first_token_s
+        predicted += steps * costs.plain_s(run.num_rows, context + steps // 2)
+    return measured / predicted if predicted else 1.0
 
 
 def _round_s(one: Round, costs: RoundCosts) -> tuple[float, float]:

@@ -1,4 +1,7 @@
-"""Seconds of one draft layer: layers of a drafter, timed by hooks while it drafts on random tokens."""
+"""What share of a draft one draft layer is: layers of a drafter, timed by hooks while it drafts on random tokens.
+
+A share, since a profile measured at another moment says what a whole draft takes.
+"""
 
 import time
 from statistics import median
@@ -19,8 +22,8 @@ def layers_of(drafter: Any) -> nn.ModuleList | None:
     return layers if isinstance(layers, nn.ModuleList) and len(layers) else None
 
 
-def layer_seconds(target: PreTrainedModel, drafter: Any, *, num_rows: int, context: int, num_repeats: int) -> float:
-    """Median seconds of one layer in one draft, over layers and repeats.
+def layer_share(target: PreTrainedModel, drafter: Any, *, num_rows: int, context: int, num_repeats: int) -> float:
+    """Seconds of one layer over those of the whole draft, both medians.
 
     Args:
         drafter: One with [`layers_of`].
@@ -53,9 +56,8 @@ def layer_seconds(target: PreTrainedModel, drafter: Any, *, num_rows: int, conte
             for _ in range(_WARM_UPS):
                 bench.draft_s(context)
             seconds.clear()
-            for _ in range(num_repeats):
-                bench.draft_s(context)
+            drafts_s = [bench.draft_s(context) for _ in range(num_repeats)]
     finally:
         for hook in hooks:
             hook.remove()
-    return median(seconds)
+    return median(seconds) / median(drafts_s)

@@ -11,7 +11,7 @@ from ..provenance import collect_provenance
 from .assemble import assemble
 from .cells import CellStore
 from .inputs import Batch, batches_of, check_lengths, encode_all
-from .layer_cost import layer_seconds, layers_of
+from .layer_cost import layer_share, layers_of
 from .pooling import Place
 from .profiles import Profiled, profile_for
 from .report import BenchReport
@@ -151,8 +151,8 @@ class _Bench:
         key = f"layer/{name}"
         if key not in self._store:
             target, drafter = self._models.target, self._models.drafters[name].model
-            seconds = layer_seconds(target, drafter, num_rows=1, context=LAYER_CONTEXT, num_repeats=LAYER_REPEATS)
-            self._store.add(key, {"layer_s": seconds, "context": LAYER_CONTEXT})
+            share = layer_share(target, drafter, num_rows=1, context=LAYER_CONTEXT, num_repeats=LAYER_REPEATS)
+            self._store.add(key, {"share_of_draft": share, "context": LAYER_CONTEXT})
 
     def _plan(self) -> Iterator[tuple[Cell, Place]]:
         for repeat in range(max(cell.num_repeats for cell in self._batches)):

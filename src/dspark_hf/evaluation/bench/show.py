@@ -32,7 +32,7 @@ def to_markdown(report: BenchReport, figures: dict[str, str]) -> str:
 
 
 def _cell(text: str) -> Safe:
-    return prose(text)  # commands and reasons are longer than names
+    return Safe(text) if text == "-" else prose(text)  # commands and reasons are longer than names
 
 
 def write_page(path: Path, text: str) -> None:
@@ -52,7 +52,8 @@ def write_page(path: Path, text: str) -> None:
 def print_report(report: BenchReport, console: Console) -> None:
     """Print a report."""
     for section in sections(report):
-        _print(section, console)
+        if not section.is_wide:
+            _print(section, console)
 
 
 def _print(section: Section, console: Console) -> None:

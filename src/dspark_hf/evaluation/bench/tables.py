@@ -17,6 +17,7 @@ class Section:
 
     Attributes:
         figure: Name of the picture that shows the same, without suffix; None without one.
+        is_wide: Whether its table is for a page, not for a terminal.
     """
 
     title: str
@@ -24,6 +25,7 @@ class Section:
     header: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     figure: str | None = None
+    is_wide: bool = False
 
 
 _SWEEPS: tuple[tuple[CellKind, str, str], ...] = (
@@ -175,9 +177,9 @@ def _parts(splits: Sequence[LatencySplit]) -> Section:
     text = (
         "The difference in milliseconds a token, by reason; the parts add up to it. The first token comes with the "
         "prompt's forward, so fewer rounds are needed than Eq. 1 counts; draft and target step: measured minus "
-        "profile of the same rounds."
+        "profile of the same rounds, after the machine's change of speed since, as plain steps show it."
     )
-    return Section("Where the difference comes from", text, ("cell", "way", "ms", *names), rows)
+    return Section("Where the difference comes from", text, ("cell", "way", "ms", *names), rows, is_wide=True)
 
 
 def _gamma(report: BenchReport) -> Section:
