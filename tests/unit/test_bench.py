@@ -18,10 +18,12 @@ from dspark_hf.evaluation import ComparisonError
 from dspark_hf.evaluation.bench import pooling
 from dspark_hf.evaluation.bench.advice import GammaCosts, advise_depth, advise_gamma, even_acceptance
 from dspark_hf.evaluation.bench.cells import CellStore
-from dspark_hf.evaluation.bench.inputs import MOST_SWEEP_PROMPTS, at_context, batches_of
+from dspark_hf.evaluation.bench.inputs import MOST_SWEEP_PROMPTS, Batch, at_context, batches_of
 from dspark_hf.evaluation.bench.latency import RoundCosts, slowdown_of, split_drafter, split_plain
 from dspark_hf.evaluation.bench.memory import measure_memory
 from dspark_hf.evaluation.bench.pooling import Place, pool
+from dspark_hf.evaluation.bench.predictions import splits_of
+from dspark_hf.evaluation.bench.profiles import Profiled
 from dspark_hf.evaluation.bench.repetitions import ratio_over_repetitions
 from dspark_hf.evaluation.bench.report import BenchReport, CellReport
 from dspark_hf.evaluation.bench.request import BenchRequest, parse_drafters
@@ -320,6 +322,25 @@ def test_a_machine_that_keeps_its_profile_leaves_nothing_to_explain():
     slow = replace(told, stages=replace(told.stages, accept_s=0.08))  # control: 10 ms of overhead a round
     slowed = split_drafter("D, full", "main", [replace(run, speculation=slow, latency_s=run.latency_s + 0.08)], costs)
     assert slowed.parts["accept and commit"] == pytest.approx(0.08 / 25)
+
+
+def test_a_drafter_without_a_profile_borrows_the_steps_of_another():
+    profiled = Profiled(profile_of(StaircaseMachine(), num_rows=(1, 2)), is_found=True)
+    stages = (0.3, 0.02 * 8, 0.9, 0.1, 0.0, 0.0)
+    told = speculation(num_rounds=8, rounds=[Round(1, 2, 2, 20)] * 8, num_accepted=8, stages=stages)
+    batch = Batch(("p",), (tuple(range(20)),))
+    runs = {Place(0, 0): {BASELINE: WayRun(1, 17, 1.0, 0.1, 17), "D, full": WayRun(1, 17, 1.46, 0.3, 9, told, 1)}}
+    notes = []
+    plain, split = splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes)
+    slowdown = 0.9 / (16 * (7e-4 + 1e-6 * 28))
+    assert split.draft_s == pytest.approx(0.02 / slowdown) and split.parts["draft"] == pytest.approx(0, abs=1e-12)
+    assert split.step_s == pytest.approx(profiled.profile.step_s(1, 3, 20))
+    assert plain.parts["the machine since"] > 0 and not notes
+    wide = replace(told, rounds=(Round(1, 7, 7, 20),) * 8)
+    runs[Place(0, 0)]["D, full"] = WayRun(1, 17, 1.46, 0.3, 9, wide, 1)
+    assert len(splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes)) == 1
+    assert "main, D, full: no prediction: a step of 8 tokens" in notes[0]
+    assert splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {}, notes) == []
 
 
 def test_costs_are_the_profiles():

@@ -4,15 +4,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import ThroughputProfileError
 from ..identity import pair_facts
 from ..provenance import Provenance
 from .advice import DepthAdvice, GammaAdvice, advise_depth, advise_gamma
 from .cells import CellStore
 from .inputs import Batch
-from .latency import LatencySplit, RoundCosts, slowdown_of, split_drafter, split_plain
 from .memory import Memory
 from .pooling import Place, Runs, pool
+from .predictions import splits_of
 from .profiles import Profiled, rows_of
 from .report import BenchReport, CellReport
 from .request import BenchModels, BenchRequest
@@ -99,54 +98,8 @@ def _cell(
         num_done=len(runs),
         ways=tuple(one for one in numbers if one is not None),
         memory={name: Memory(**store[key]) for name, key in memory.items() if key in store},
-        latency=tuple(_splits(cell, batches, present, runs, known, notes)),
+        latency=tuple(splits_of(cell, batches, present, runs, known, notes)),
     )
-
-
-# -- Eq. 1 -------------------------------------------------------------------------------------------------------
-
-
-def _splits(
-    cell: Cell,
-    batches: Sequence[Batch],
-    ways: Sequence[WayFacts],
-    runs: Runs,
-    known: Mapping[str, Profiled],
-    notes: list[str],
-) -> list[LatencySplit]:
-    """Of plain generation on its dynamic cache, which profiles hold, and of drafters."""
-    splits = []
-    plain = {place: by_way[BASELINE] for place, by_way in runs.items() if BASELINE in by_way}
-    contexts = [batches[place.batch].longest for place in plain]
-    for way in ways:
-        own = {place: by_way[way.name] for place, by_way in runs.items() if way.name in by_way}
-        costs = _costs(way, list(own.values()), known)
-        if not own or costs is None:
-            continue
-        try:
-            if way.kind == "drafter" and all(run.speculation and run.speculation.rounds for run in own.values()):
-                slowdown = slowdown_of(list(plain.values()), contexts, costs)
-                splits.append(split_drafter(way.name, cell.name, list(own.values()), costs, slowdown=slowdown))
-            elif way.name == BASELINE and all(run.num_new_tokens > run.num_rows for run in own.values()):
-                splits.append(split_plain(way.name, cell.name, list(own.values()), contexts, costs))
-        except ThroughputProfileError as error:
-            notes.append(f"{cell.name}, {way.name}: no prediction: {error}")
-    return splits
-
-
-def _costs(way: WayFacts, runs: Sequence[WayRun], known: Mapping[str, Profiled]) -> RoundCosts | None:
-    """Of the way's own profile. Without one: target steps of another drafter's, and drafts as they were measured."""
-    if not known:
-        return None
-    if way.drafter is not None and way.drafter in known:
-        return RoundCosts.of(known[way.drafter].profile)
-    lent = RoundCosts.of(max(known.values(), key=lambda one: one.profile.grid.tokens_per_row[-1]).profile)
-    if way.kind != "drafter":
-        return lent
-    spoken = [run.speculation for run in runs if run.speculation is not None]
-    num_drafts = sum(one.num_slots > 0 for speculation in spoken for one in speculation.rounds)
-    draft_s = sum(speculation.stages.draft_s for speculation in spoken) / max(1, num_drafts)
-    return RoundCosts(lent.step_s, lambda rows, slots, context: draft_s if slots else 0.0, lent.plain_s)
 
 
 # -- advice ------------------------------------------------------------------------------------------------------
