@@ -16,6 +16,7 @@ from dspark_hf import record_speculation
 from dspark_hf.evaluation.bench import run as module
 from dspark_hf.evaluation.bench.runs import Runner
 from dspark_hf.evaluation.loading import load_drafter, load_target
+from dspark_hf.fitting import profile_store
 
 WAYS = ["plain, dynamic cache", "plain, static cache", "prompt lookup", "assisted generation"]
 DRAFTERS = ["A, full", "A, block", "B, full"]
@@ -208,3 +209,24 @@ def test_models_that_do_not_fit_are_refused(folders, small, tmp_path, counted):
     PreTrainedTokenizerFast.from_pretrained(folders / "target").save_pretrained(tmp_path / "other")
     code, _, err = run(*small, "--sibling", tmp_path / "other")
     assert code == 2 and f"a vocabulary of {VOCAB + 3} tokens" in err
+
+
+@pytest.mark.real_model
+def test_the_bundled_drafter_on_the_real_target(tmp_path, monkeypatch):
+    """In float32 every way says what plain generation says, and the drafter needs fewer forwards."""
+    monkeypatch.setattr(profile_store, "cache_root", lambda: tmp_path)  # the zoo keeps its own
+    code, out, err = run(
+        *("--output", tmp_path / "bench", "--dtype", "float32", "--device", "cpu", "--num-prompts", 2),
+        *("--max-new-tokens", 16, "--batch-size", 0, "--context", 0, "--profile-repeats", 1),
+    )
+    assert code == 0, err
+    report = json.loads((tmp_path / "bench" / "bench.json").read_text())
+    main = {way["way"]: way for way in report["cells"][0]["ways"]}
+    assert list(main) == [*WAYS[:3], "drafter, full"]
+    assert all(way["num_identical"] == 2 for way in main.values())
+    assert main["drafter, full"]["tau"]["value"] > 1.2
+    assert main["drafter, full"]["target_forwards_per_token"]["value"] < 0.9
+    split = {one["way"]: one for one in report["cells"][0]["latency"]}["drafter, full"]
+    assert sum(split["parts"].values()) == pytest.approx(split["residual_s"], abs=1e-9)
+    assert split["draft_s"] < split["step_s"]
+    assert report["depth"][0]["num_layers"] == 2 and 0 < report["depth"][0]["layer_share"] < 0.2
