@@ -46,6 +46,7 @@ def main() -> None:
         "--fixed", type=int, action="append", default=[], help="verify so many drafts always; repeatable"
     )
     parser.add_argument("--layout", default="auto")
+    parser.add_argument("--no-plain", action="store_true", help="compare policies and lengths only")
     parser.add_argument("--static", action="store_true", help="also the drafter with cache_implementation='static'")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", type=Path)
@@ -57,7 +58,7 @@ def main() -> None:
     tokenizer = zoo.load_tokenizer(TARGET)
     prompts = quickstart_prompts() if arguments.prompts is None else load_prompts(arguments.prompts)
     encoded = [encode_prompt(tokenizer, prompt)[0].tolist() for prompt in prompts]
-    ways: dict[str, dict[str, Any]] = dict(PLAIN)
+    ways: dict[str, dict[str, Any]] = {} if arguments.no_plain else dict(PLAIN)
     for policy in arguments.policy or ("default",):
         named = None if policy == "default" else policy
         options = {"assistant_model": drafter, "verification_policy": named, "verification_layout": arguments.layout}

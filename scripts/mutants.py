@@ -46,6 +46,8 @@ TESTS = {
         for name in ("facts", "pool", "prefix", "block", "lagged", "floor")
     },
     "policies/depth.py": ["unit/policies/test_depth.py"],
+    "policies/history.py": ["unit/policies/test_depth.py"],
+    "policies/urgency.py": ["unit/policies/test_urgency.py"],
     "policies/facts.py": ["unit/policies/test_gate.py", "unit/policies/test_order.py"],
     "policies/gate.py": ["unit/policies/test_gate.py"],
     "stopping.py": ["unit/test_stopping.py", "integration/test_stops.py"],

@@ -22,13 +22,15 @@ from laws import Laws, Prefix, random_laws
 
 from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts, VerificationPolicy
 from dspark_hf.decoding.policies.gate import DraftGate
+from dspark_hf.decoding.policies.history import RowHistory
+from dspark_hf.decoding.policies.urgency import token_weights
 from dspark_hf.decoding.schedule import schedule
 from dspark_hf.decoding.types import Confidence
 
 ConfidenceOf = Callable[[int, int, Prefix], float]  # row, round, drafts before the slot -> c
 
 
-def facts_of(num_rows, num_slots, *, room=None, usable=None, is_live=None, costs=None, row_ids=None):
+def facts_of(num_rows, num_slots, *, room=None, usable=None, is_live=None, costs=None, row_ids=None, weights=None):
     """Facts of a round in which, by default, everything can be verified."""
     full = [num_slots] * num_rows
     return RoundFacts(
@@ -38,6 +40,7 @@ def facts_of(num_rows, num_slots, *, room=None, usable=None, is_live=None, costs
         torch.tensor(full if room is None else room),
         torch.tensor(full if usable is None else usable),
         costs,
+        weights,
     )
 
 
@@ -70,6 +73,7 @@ class World:
         room: Most drafts of each row; None: all.
         shares_draws: Negative control: all rows draft with the same uniforms, and so the same tokens.
         reads_own_token: Negative control: the confidence of a slot sees the slot's own draft.
+        num_to_go: Tokens that each row will get: then rows are weighed by what they have got so far; None: all alike.
         horizon: Tokens of each row whose law is told, by default the least that all rounds commit.
     """
 
@@ -83,6 +87,7 @@ class World:
     room: list[int] | None = None
     shares_draws: bool = False
     reads_own_token: bool = False
+    num_to_go: list[int] | None = None
     horizon: int = field(default=0)
 
     def __post_init__(self) -> None:
@@ -114,7 +119,7 @@ def total_variation_of(world: World, new_policy: Callable[[], VerificationPolicy
 def joint_law(world: World, new_policy, gate=None) -> dict[tuple[Prefix, ...], float]:
     """Joint law of the rows' first `horizon` tokens."""
     enumeration = _Enumeration(world)
-    start = _Player(new_policy(), gate)
+    start = _Player(new_policy(), gate, world)
     players, states = {start.key(): start}, {start.key(): enumeration.start()}
     for number in range(world.num_rounds):
         new_players, new_states = {}, defaultdict(float)
@@ -155,23 +160,40 @@ def _extended(texts: dict[Prefix, float], target: Laws, world: World) -> dict[Pr
 
 
 class _Player:
-    """Policy and gate with what they remember."""
+    """Policy and gate with what they remember, and what the rows have got so far."""
 
-    def __init__(self, policy, gate):
+    def __init__(self, policy, gate, world):
         self.policy, self.gate = copy.deepcopy(policy), copy.deepcopy(gate)
+        self.history = RowHistory(world.num_slots)
+        self.num_to_go = world.num_to_go
 
     def key(self):
-        return _digest(self.policy), _digest(self.gate)
+        memory = (self.num_to_go, _digest(self.history)) if self.num_to_go else None
+        return _digest(self.policy), _digest(self.gate), repr(memory)
+
+    def weights(self, costs):
+        if self.num_to_go is None:
+            return None
+        shares = self.history.accepted_share(range(len(self.num_to_go)))
+        weights = token_weights(np.array(self.num_to_go, dtype=float), 1.0 + shares.sum(axis=1), costs)
+        return torch.from_numpy(weights)
+
+    def note(self, num_accepted, num_slots):
+        if self.num_to_go is not None:
+            self.history.observe(range(len(num_accepted)), num_accepted, num_slots)
+            self.num_to_go = [togo - n - 1 for togo, n in zip(self.num_to_go, num_accepted, strict=True)]
 
     def wants_draft(self, num_rows, costs):
         return self.gate is None or self.gate.wants_draft(num_rows, costs)
 
 
 def _digest(value):
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor | np.ndarray):
         return tuple(value.flatten().tolist())
     if isinstance(value, list | tuple) or type(value).__name__ == "deque":
         return tuple(_digest(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((name, _digest(item)) for name, item in sorted(value.items()))
     if hasattr(value, "__dict__"):
         return tuple((name, _digest(item)) for name, item in sorted(vars(value).items()))
     return value
@@ -229,6 +251,7 @@ class _Enumeration:
                     continue
                 after = copy.deepcopy(player)
                 after.policy.observe(confidence, lengths, torch.tensor(num_accepted), facts)
+                after.note(num_accepted, world.num_slots)
                 if after.gate is not None:
                     after.gate.observe(list(num_accepted), lengths.tolist(), world.costs)
                 yield after, moved
@@ -239,7 +262,8 @@ class _Enumeration:
         confidence = confidence_of(
             [[world.confidence(r, number, drafts[r][:k]) for k in ends] for r in range(num_rows)]
         )
-        facts = facts_of(num_rows, world.num_slots, room=world.room, usable=usable, costs=world.costs)
+        weights = player.weights(world.costs)
+        facts = facts_of(num_rows, world.num_slots, room=world.room, usable=usable, costs=world.costs, weights=weights)
         return confidence, facts, schedule(player.policy, confidence, facts)
 
     def _moved(self, probs, rows):

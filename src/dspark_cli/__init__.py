@@ -6,6 +6,7 @@ errors come without that wait.
 
 import typer
 
+from .ablate import ablate_command
 from .bench import bench_command
 from .calibrate import calibrate_command
 from .card import card_command
@@ -16,6 +17,8 @@ from .doctor import doctor_command
 from .evaluate import eval_command
 from .profile import profile_command
 from .push import push_command
+from .simulate import simulate_command
+from .traces import traces_command
 from .train import train_app
 
 app = typer.Typer(
@@ -24,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("ablate")(ablate_command)
 app.command("bench")(bench_command)
 app.command("calibrate")(calibrate_command)
 app.command("card")(card_command)
@@ -34,6 +38,8 @@ app.command("doctor")(doctor_command)
 app.command("eval")(eval_command)
 app.command("profile")(profile_command)
 app.command("push")(push_command)
+app.command("simulate")(simulate_command)
+app.command("traces")(traces_command)
 app.add_typer(train_app, name="train")
 
 

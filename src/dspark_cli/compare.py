@@ -44,13 +44,13 @@ DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help=
 PolicyOption = Annotated[
     str | None,
     typer.Option(
-        metavar="full|threshold|prefix|smoothed|block|lagged",
+        metavar="full|threshold|survival|goodput|prefix|smoothed|block|lagged",
         help="How much of a draft is verified. Default: the drafter's own.",
     ),
 ]
 ThresholdOption = Annotated[
     float | None,
-    typer.Option(help="For policy threshold. Default: the drafter's own, usually 0.4."),
+    typer.Option(help="For policies threshold and survival. Default: the drafter's own, usually 0.4."),
 ]
 NumAssistantTokensOption = Annotated[int | None, typer.Option(help="Drafts per round. Default: the drafter's block.")]
 RepeatsOption = Annotated[int, typer.Option(help="Times each prompt is measured.")]

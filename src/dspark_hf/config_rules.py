@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
 ROPE_TYPES = ("default", "llama3", "yarn", "proportional")
-VERIFICATION_POLICIES = ("full", "threshold", "prefix", "smoothed", "block", "lagged")
+VERIFICATION_POLICIES = ("full", "threshold", "survival", "goodput", "prefix", "smoothed", "block", "lagged")
 CALIBRATION_MODES = ("greedy", "sampled")
 # Of one mode's entry; the first three must be there.
 CALIBRATION_KEYS = ("temperatures", "platt", "settings", "num_proposals", "ece_before", "ece_after")

@@ -131,7 +131,7 @@ class DSparkConfig(PreTrainedConfig):
         final_logit_softcapping (`float`, *optional*): Soft cap s of the target's logits, `s * tanh(logits / s)`.
         pad_token_id, bos_token_id, eos_token_id: The target's; pipelines read them from the assistant.
         verification_policy (`str`, *optional*, defaults to `"full"`): Used when the generate() call names none.
-        confidence_threshold (`float`, *optional*, defaults to 0.4): For policy `threshold`, likewise.
+        confidence_threshold (`float`, *optional*, defaults to 0.4): For policies `threshold` and `survival`, likewise.
         min_drafts_every (`int`, *optional*): For policies that weigh rows against each other: each row has a draft
             verified at least once in so many drafted rounds. `None`: rows of low estimates may go without.
         calibration (`dict`, *optional*): What makes the confidence head's estimates agree with the outcomes, by mode

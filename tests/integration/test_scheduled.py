@@ -62,6 +62,20 @@ def test_scheduled_rows_say_what_plain_ones_say(machine, num_rows, policy, on):
             assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_goodput_needs_no_confidence_head(num_rows, on):
+    on(Machine(lambda b: 1.0 + 0.01 * b, draft_s=0.05))
+    target = tiny_target()
+    whole, inputs = prefixes_of_one_text(target, num_rows)
+    drafter = OracleDrafter.for_target(target, whole, hit_rate=0.7, enable_confidence_head=False)
+    with record_speculation() as report:
+        got = greedy(
+            target, **inputs, max_new_tokens=NUM_NEW, verification_policy="goodput", assistant_model=drafter
+        )  # fmt: skip
+    assert torch.equal(got, greedy(target, **inputs, max_new_tokens=NUM_NEW))
+    assert 0 < report.num_accepted <= report.num_verified
+
+
 @pytest.mark.parametrize("layout", ["padded", "flat"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_every_step_is_compared_with_the_profile(num_rows, layout, on):

@@ -116,7 +116,10 @@ def test_undefined_resamples_are_left_out():
         ({"top_p": 0.0, "temperature": 1.0}, "top_p must be above 0"),
         ({"top_k": 0, "temperature": 1.0}, "top_k must be >= 1"),
         ({"max_new_tokens": 0}, "max_new_tokens must be >= 1, got 0"),
-        ({"policy": "best"}, "policy must be one of full, threshold, prefix, smoothed, block, lagged, got 'best'"),
+        (
+            {"policy": "best"},
+            "policy must be one of full, threshold, survival, goodput, prefix, smoothed, block, lagged, got 'best'",
+        ),
         ({"threshold": 1.5}, "threshold must be a probability"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens must be >= 1"),
         ({"repeats": 0}, "repeats must be >= 1"),

@@ -29,8 +29,8 @@ def test_each_way_says_what_it_says_alone(num_rows):
     options = {
         "plain": {},
         "static": {"cache_implementation": "static"},
-        "full": {"assistant_model": tiny_drafter(target.config), "verification_policy": "full"},
-        "other": {"assistant_model": tiny_drafter(target.config, seed=3), "num_assistant_tokens": 2},
+        "full": {"assistant_model": tiny_drafter(target), "verification_policy": "full"},
+        "other": {"assistant_model": tiny_drafter(target, seed=3), "num_assistant_tokens": 2},
     }
     alone = {name: greedy(target, **inputs, max_new_tokens=12, **more) for name, more in options.items()}
     before = target.config._attn_implementation
@@ -93,7 +93,7 @@ def test_an_error_ends_all_and_leaves_nothing():
 
     def waits(twin):
         try:
-            greedy(twin, random_ids(3), max_new_tokens=50, assistant_model=tiny_drafter(target.config))
+            greedy(twin, random_ids(3), max_new_tokens=50, assistant_model=tiny_drafter(target))
         finally:
             unwound.append(True)
 

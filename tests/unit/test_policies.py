@@ -10,10 +10,11 @@ from transformers.generation.logits_process import LogitsProcessorList
 from dspark_hf import DSparkCandidateGenerator, DSparkConfig, DSparkConfigError, UnsupportedGenerationError
 from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.calibrate import calibrate
-from dspark_hf.decoding.policies.facts import RoundFacts
+from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts
 from dspark_hf.decoding.policies.floor import NoFloor
+from dspark_hf.decoding.policies.goodput import GoodputPolicy
 from dspark_hf.decoding.policies.registry import COST_POLICIES
-from dspark_hf.decoding.policies.simple import FullPolicy, ThresholdPolicy
+from dspark_hf.decoding.policies.simple import FullPolicy, SurvivalPolicy, ThresholdPolicy
 from dspark_hf.decoding.schedule import schedule
 from dspark_hf.decoding.settings import _warn_of_cap, _warn_of_missing_costs, resolve_settings
 from dspark_hf.decoding.types import Confidence, DraftBlock, Proposal
@@ -51,6 +52,12 @@ def test_threshold_cuts_at_the_first_slot_below_it(threshold, expected):
     assert scheduled(ThresholdPolicy(threshold), block(1, 4), values) == [expected]
 
 
+@pytest.mark.parametrize(("threshold", "expected"), [(0.0, 4), (0.3, 2), (0.46, 1), (0.95, 0)])
+def test_survival_cuts_where_the_whole_prefix_falls_below_the_threshold(threshold, expected):
+    values = confidence([[0.9, 0.5, 0.4, 0.99]])  # products 0.9, 0.45, 0.18, 0.1782
+    assert scheduled(SurvivalPolicy(threshold), block(1, 4), values) == [expected]
+
+
 def test_nothing_is_verified_from_the_first_broken_slot_on():
     assert scheduled(FullPolicy(), block(3, 3, [3, 0, 2]), Confidence(None, None)) == [3, 0, 2]
 
@@ -67,9 +74,62 @@ def test_nothing_is_verified_of_rows_that_have_ended_or_beyond_the_room():
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), "0.5"])
-def test_a_threshold_is_a_probability(threshold):
+@pytest.mark.parametrize("make", [ThresholdPolicy, SurvivalPolicy])
+def test_a_threshold_is_a_probability(make, threshold):
     with pytest.raises(UnsupportedGenerationError, match="must be a probability"):
-        ThresholdPolicy(threshold)
+        make(threshold)
+
+
+# -- goodput ------------------------------------------------------------------------------------------------------
+
+
+def seen(policy, num_accepted, lengths, *, num_rows, costs, times=1):
+    facts = facts_of(num_rows, 4, costs=costs)
+    for _ in range(times):
+        policy.observe(Confidence(None, None), torch.tensor(lengths), torch.tensor(num_accepted), facts)
+
+
+def best_length(rate, num_rows, num_slots, costs):
+    """By hand: expected tokens a second of the same length for every row."""
+    theta = {
+        k: num_rows * sum(rate**j for j in range(k + 1)) / costs.round_seconds(num_rows * (1 + k))
+        for k in range(1, num_slots + 1)
+    }
+    return max(theta, key=theta.get)
+
+
+@pytest.mark.parametrize(
+    ("num_accepted", "lengths", "accepted", "judged"),
+    [([4, 4], [4, 4], 8, 8), ([0, 0], [4, 4], 0, 2), ([1, 3], [2, 3], 4, 5), ([0, 0], [0, 0], 0, 0)],
+)
+def test_goodput_counts_drafts_up_to_the_first_rejection(num_accepted, lengths, accepted, judged):
+    costs = StepCosts.of([1.0] * 11)
+    policy = GoodputPolicy()
+    before = policy.rate(costs.step_s)
+    assert float(before) == pytest.approx(0.6)
+    seen(policy, num_accepted, lengths, num_rows=2, costs=costs)
+    kept = 8.0 * (1 - 2 / 256)
+    assert float(policy.rate(costs.step_s)) == pytest.approx((0.6 * kept + accepted) / (kept + judged))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("stands", [[4, 4, 4], [0, 0, 0], [1, 2, 1]])
+def test_goodput_takes_one_length_for_all_rows_from_past_rounds(num_rows, stands):
+    costs = StepCosts.of([1.0 + 0.15 * b for b in range(3 * 5 + 1)], draft_s=0.2)
+    policy = GoodputPolicy()
+    seen(policy, stands[:num_rows], [4] * num_rows, num_rows=num_rows, costs=costs, times=40)
+    got = policy.lengths(Confidence(None, None), facts_of(num_rows, 4, costs=costs)).tolist()
+    assert got == [best_length(float(policy.rate(costs.step_s)), num_rows, 4, costs)] * num_rows
+    assert {"444": got[0] == 4, "000": got[0] == 1, "121": 1 <= got[0] <= 3}["".join(map(str, stands))]
+
+
+def test_goodput_forgets():
+    costs = StepCosts.of([1.0] * 41)
+    policy = GoodputPolicy()
+    seen(policy, [4] * 8, [4] * 8, num_rows=8, costs=costs, times=200)
+    assert float(policy.rate(costs.step_s)) > 0.99
+    seen(policy, [0] * 8, [4] * 8, num_rows=8, costs=costs, times=200)
+    assert float(policy.rate(costs.step_s)) < 0.01
 
 
 def test_rows_do_not_look_at_each_other():
@@ -143,7 +203,7 @@ def test_more_tokens_than_the_block_are_capped_with_one_warning(caplog):
     assert caplog.text.count("drafting 6 tokens per round") == 1
 
 
-@pytest.mark.parametrize("name", [name for name in VERIFICATION_POLICIES if name != "full"])
+@pytest.mark.parametrize("name", [name for name in VERIFICATION_POLICIES if name not in ("full", "goodput")])
 def test_judging_drafts_without_a_confidence_head_is_refused(name):
     with pytest.raises(UnsupportedGenerationError, match="needs a drafter with a confidence head"):
         settings(drafter={"enable_confidence_head": False}, verification_policy=name, has_costs=True)
@@ -157,17 +217,17 @@ def test_every_policy_name_resolves_to_a_new_policy_each_time():
 
 
 def test_weighing_drafts_against_time_without_step_times_is_refused_when_the_call_asks_for_it(caplog):
-    needy = [name for name in VERIFICATION_POLICIES if name not in ("full", "threshold")]
+    needy = [name for name in VERIFICATION_POLICIES if name not in ("full", "threshold", "survival")]
     _warn_of_missing_costs.cache_clear()
     for name in needy:
         with pytest.raises(UnsupportedGenerationError, match="`dspark profile`"):
             settings(verification_policy=name)
         for _ in range(2):
             assert settings(drafter={"verification_policy": name}).new_policy().name == "full"
-    assert caplog.text.count("every draft is verified instead") == len(needy) == 4
+    assert caplog.text.count("every draft is verified instead") == len(needy) == 5
 
 
-@pytest.mark.parametrize("name", sorted(COST_POLICIES))
+@pytest.mark.parametrize("name", sorted(COST_POLICIES - {"goodput"}))  # of which all rows get the same
 def test_the_drafters_floor_reaches_its_policy(name):
     assert isinstance(settings(verification_policy=name, has_costs=True).new_policy()._floor, NoFloor)
     policy = settings(drafter={"min_drafts_every": 3}, verification_policy=name, has_costs=True).new_policy()

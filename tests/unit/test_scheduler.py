@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dspark_hf.decoding.policies.block import BlockPolicy
 from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts
 from dspark_hf.decoding.policies.lagged import LaggedPolicy
 from dspark_hf.decoding.policies.prefix import PrefixPolicy
@@ -13,6 +14,7 @@ from dspark_hf.fitting.throughput import MeasuredCosts, ProfileGrid
 
 CPU = torch.device("cpu")
 BLOCK = 7
+FOUR = dict.fromkeys(range(4), 40)  # rows, each with 40 tokens to go
 
 
 class Machine:
@@ -55,14 +57,14 @@ def test_a_call_for_fewer_drafts_pays_for_fewer(num_slots, draft_s):
     stage = scheduler(num_slots=num_slots)
     stage.wants_draft(4, 100)
     assert stage.costs.draft_s == pytest.approx(draft_s)
-    assert stage.slots(4, num_slots) == num_slots
+    assert stage.slots(FOUR, num_slots) == num_slots
     assert stage.costs.draft_s == pytest.approx(draft_s), "nothing is known yet, so no slot is left out"
 
 
 def test_near_the_end_fewer_slots_are_paid_for():
     stage = scheduler()
     stage.wants_draft(4, 100)
-    assert stage.slots(4, 3) == 3
+    assert stage.slots(FOUR, 3) == 3
     assert stage.costs.draft_s == pytest.approx(0.8 - 4 * 0.1)
 
 
@@ -70,7 +72,7 @@ def test_step_times_of_a_long_text_are_not_kept_for_ever():
     stage = scheduler()
     for context in range(0, 100_000, 16):
         stage.wants_draft(4, context)
-        stage.slots(4, 3)
+        stage.slots(FOUR, 3)
     assert len(stage._known_costs) <= MAX_KNOWN_COSTS
     assert len(stage._known_shorter) <= MAX_KNOWN_COSTS
 
@@ -79,9 +81,9 @@ def test_without_a_profile_every_round_drafts_whole_blocks():
     stage = scheduler(FullPolicy(), profile=None)
     for _ in range(5):
         assert stage.wants_draft(8, 100) and stage.costs is None
-        assert stage.slots(8, 5) == 5
+        assert stage.slots(dict.fromkeys(range(8), 40), 5) == 5
         lengths = stage.lengths(confidence([[0.5] * 5] * 8), facts(8, 5))
-        stage.observe(torch.zeros(8, dtype=torch.long), lengths, [0] * 8, [5] * 8)
+        stage.observe(torch.zeros(8, dtype=torch.long), lengths, [0] * 8, [5] * 8, range(8))
     assert stage.verifies_all
 
 
@@ -92,3 +94,25 @@ def test_lagged_expects_of_slots_that_were_not_drafted_what_the_others_came_to()
     short, whole = facts(2, 2, price), facts(2, 5, price)
     policy.observe(confidence([[0.9, 0.9]] * 2), torch.tensor([2, 2]), torch.tensor([2, 2]), short)
     assert policy.lengths(confidence([[0.9] * 5] * 2), whole).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("fills_freed_rows", [False, True])
+def test_rows_that_hold_up_the_others_count_for_more_unless_freed_rows_are_filled(fills_freed_rows):
+    stage = Scheduler(BlockPolicy(), BLOCK, Machine(), CPU, block_size=BLOCK, fills_freed_rows=fills_freed_rows)
+    assert stage.wants_draft(2, 100)
+    stage.slots({3: 40, 5: 8}, BLOCK)
+    weights = stage.weights((5, 4, 3))
+    if fills_freed_rows:
+        assert weights is None
+    else:
+        assert weights[2] > 1.2 > 1.0 == weights[1] > weights[0]
+    stage.wants_draft(1, 100)
+    stage.slots({3: 40}, BLOCK)
+    assert stage.weights((5, 4, 3)) is None, "one row holds up nobody"
+
+
+def test_policies_that_weigh_no_rows_get_no_weights():
+    stage = scheduler(PrefixPolicy())
+    stage.wants_draft(2, 100)
+    stage.slots({0: 40, 1: 8}, BLOCK)
+    assert stage.weights((0, 1)) is None

@@ -149,8 +149,7 @@ class BatchRun:
             room,
             state.is_live,
             max_context=max_context,
-            max_room=max(host_room),
-            num_live=sum(is_live),
+            num_to_go={row.index: self._max_length - row.num_text for row in self._rows if not row.is_done},
         )
         lengths, shown, host_shown = self._scheduled(proposal, room, host_room)
         layout = self._layouts.choose(host_shown, is_live)

@@ -134,7 +134,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
         num_slots = min(self._settings.num_draft_tokens, self._max_length - ids.shape[1] - 1)
         if num_slots <= 0 or not self.scheduler.wants_draft(1, self._num_observed):
             return None
-        num_slots = self.scheduler.slots(1, num_slots)
+        num_slots = self.scheduler.slots({0: self._max_length - ids.shape[1]}, num_slots)
         return self._draft(self._block_hidden(ids[:, -1:]), num_slots, ids, row_ids=(0,))
 
     def _draft(self, hidden: Tensor, num_slots: int, prefix_ids: Tensor | Prefixes, **facts: Any) -> Proposal:
@@ -160,7 +160,8 @@ class DSparkCandidateGenerator(CandidateGenerator):
             anchor_hidden=anchor_hidden,
         )
         confidence = calibrate(block.confidence_logits, self._calibration)
-        round_facts = RoundFacts.of(block, costs=self.scheduler.costs, **facts)
+        weights = self.scheduler.weights(facts["row_ids"])
+        round_facts = RoundFacts.of(block, costs=self.scheduler.costs, weights=weights, **facts)
         return Proposal(block, confidence, self.scheduler.lengths(confidence, round_facts))
 
     def _block_hidden(self, anchor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Stages 1 to 3 for several rows of different lengths."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -76,8 +77,7 @@ class RowDrafter(DSparkCandidateGenerator):
         is_live: Tensor,
         *,
         max_context: int,
-        max_room: int,
-        num_live: int,
+        num_to_go: Mapping[int, int],
     ) -> Proposal | None:
         """Draft after each row's last token, its anchor; None for a plain round, as in [`propose`].
 
@@ -85,12 +85,13 @@ class RowDrafter(DSparkCandidateGenerator):
             num_context: int64 `[rows]`, committed tokens before the anchor, padding not counted.
             room: int64 `[rows]`, most drafts of each row that max_length leaves room for.
             is_live: bool `[rows]`, rows that have not ended.
-            max_context, max_room, num_live: The largest of them, and their number, for the host.
+            max_context: The largest `num_context` of a live row, for the host.
+            num_to_go: Tokens that max_length leaves room for, of each live row by its id, on the host.
         """
-        num_slots = min(self._settings.num_draft_tokens, max_room)
-        if num_slots <= 0 or not self.scheduler.wants_draft(num_live, max_context):
+        num_slots = min(self._settings.num_draft_tokens, max(num_to_go.values(), default=1) - 1)
+        if num_slots <= 0 or not self.scheduler.wants_draft(len(num_to_go), max_context):
             return None
-        num_slots = self.scheduler.slots(num_live, num_slots)
+        num_slots = self.scheduler.slots(num_to_go, num_slots)
         hidden = self._block_hidden_of_rows(prefixes.last[:, None], num_context, max_context)
         return self._draft(hidden, num_slots, prefixes, row_ids=prefixes.rows, is_live=is_live, room=room)
 

@@ -44,5 +44,5 @@ class RoundBook:
             self._warn_of_unusable()
         accepted, verified = num_accepted.tolist(), lengths.tolist()
         judged = None if proposal is None else proposal.lengths
-        self._scheduler.observe(acceptance.num_accepted, judged, accepted, verified)
+        self._scheduler.observe(acceptance.num_accepted, judged, accepted, verified, indices)
         self._teller.tell(proposal, places, indices, verified, accepted)

@@ -1,21 +1,24 @@
 """Stage 3 over the rounds of one generate() call: whether a round drafts, and how much of its drafts is verified."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._compat import TargetModel
 from ..fitting.profile_store import command_for, find_profile
 from ..fitting.step_residuals import residuals_of
-from ..fitting.throughput import ThroughputProfile
+from ..fitting.throughput import RoundTimes, ThroughputProfile
 from ..modeling_dspark import DSparkDraftModel
-from .policies.depth import DraftDepth
+from .policies.depth import slots_worth_drafting
 from .policies.facts import RoundFacts, StepCosts, VerificationPolicy
 from .policies.gate import DraftGate
+from .policies.history import RowHistory
 from .policies.registry import COST_POLICIES
 from .policies.simple import FullPolicy
+from .policies.urgency import token_weights
 from .schedule import schedule
 from .types import Confidence
 
@@ -35,6 +38,7 @@ class Scheduler:
         block_size: Slots of the drafts that were profiled.
         profile: For policies that weigh drafts against step times.
         device: Of drafts and confidences.
+        fills_freed_rows: New rows take the place of those that end, as on a server: then no row holds up the others.
         is_timed: Steps take what the host's clock says, as on a CPU; else [`observe_step`] hears nothing.
     """
 
@@ -42,17 +46,22 @@ class Scheduler:
         self,
         policy: VerificationPolicy,
         num_slots: int,
-        profile: ThroughputProfile | None,
+        profile: RoundTimes | None,
         device: torch.device,
         *,
         block_size: int,
+        fills_freed_rows: bool = False,
         is_timed: bool = False,
     ) -> None:
         self._policy = policy
         self._profile = profile if policy.needs_costs else None
         self._gate = None if self._profile is None else DraftGate(num_slots)
-        self._residuals = residuals_of(self._profile) if is_timed and self._profile is not None else None
-        self._depth = DraftDepth(num_slots)
+        # Steps that a clock times are those of a measured profile.
+        measured = cast(ThroughputProfile | None, self._profile if is_timed else None)
+        self._residuals = None if measured is None else residuals_of(measured)
+        self._history = RowHistory(num_slots)
+        self._weighs_rows = not fills_freed_rows and getattr(policy, "weighs_rows", False)
+        self._weights: dict[int, float] | None = None  # of the round in progress, by row
         self._num_slots = num_slots
         self._block_size = block_size
         self._device = device
@@ -78,22 +87,38 @@ class Scheduler:
             num_live: Rows that have not ended, >= 1.
             context: Tokens of the longest row.
         """
-        self._round = None
+        self._round, self._weights = None, None
         if self._profile is None or self._gate is None:
             return True
         self._costs = self._costs_of(self._profile, num_live, context)
         return self._gate.wants_draft(num_live, self._costs)
 
-    def slots(self, num_live: int, most: int) -> int:
-        """Slots to draft in a round that drafts, at most `most` >= 1; called after [`wants_draft`]."""
+    def slots(self, num_to_go: Mapping[int, int], most: int) -> int:
+        """Slots to draft in a round that drafts, at most `most` >= 1; called after [`wants_draft`].
+
+        Args:
+            num_to_go: Tokens that each live row may still get, by its id.
+        """
         if self._costs is None:
             return most
-        num_slots = min(most, self._depth.slots(num_live, self._costs))
+        shares = self._history.accepted_share(list(num_to_go))
+        weights = None
+        if len(num_to_go) > 1 and self._weighs_rows:
+            to_go = np.array(list(num_to_go.values()), dtype=np.float64)
+            weights = token_weights(to_go, 1.0 + shares.sum(axis=1), self._costs)
+            self._weights = dict(zip(num_to_go, weights.tolist(), strict=True))
+        num_slots = min(most, slots_worth_drafting(self._history, shares, self._costs, weights))
         key = id(self._costs), self._num_slots - num_slots
         if key not in self._known_shorter:  # kept, since policies keep what they derive from costs with them
             self._known_shorter[key] = self._costs.without_slots(key[1])
         self._costs = self._known_shorter[key]
         return num_slots
+
+    def weights(self, row_ids: Sequence[int]) -> Tensor | None:
+        """What a token of each row is worth in the round in progress, float `[rows]`; rows that have ended have 1."""
+        if self._weights is None or self._costs is None:
+            return None
+        return self._costs.step_s.new_tensor([self._weights.get(row, 1.0) for row in row_ids])
 
     def lengths(self, confidence: Confidence, facts: RoundFacts) -> Tensor:
         """Drafts to verify, int64 `[rows]`."""
@@ -101,13 +126,19 @@ class Scheduler:
         return schedule(self._policy, confidence, facts)
 
     def observe(
-        self, num_accepted: Tensor, lengths: Tensor | None, live_accepted: Sequence[int], live_lengths: Sequence[int]
+        self,
+        num_accepted: Tensor,
+        lengths: Tensor | None,
+        live_accepted: Sequence[int],
+        live_lengths: Sequence[int],
+        live_rows: Sequence[int] = (0,),
     ) -> None:
         """Take what the round came to; later rounds may depend on it.
 
         Args:
             num_accepted, lengths: Drafts accepted and verified, int64 `[rows]`; without lengths nothing was drafted.
             live_accepted, live_lengths: The same of the rows that took part, on the host.
+            live_rows: Their ids.
         """
         drafted, self._round = self._round, None
         if drafted is not None and lengths is not None:
@@ -118,7 +149,7 @@ class Scheduler:
             self._gate.observe_plain(len(live_lengths), self._costs)
         else:
             self._gate.observe(live_accepted, live_lengths, self._costs)
-            self._depth.observe(live_accepted, live_lengths, drafted[1].num_slots, self._costs)
+            self._history.observe(live_rows, live_accepted, drafted[1].num_slots)
 
     def observe_step(self, num_rows: int, num_tokens: int, context: int, measured_s: float) -> None:
         """Take what a target step took, so that a profile that no longer holds is warned of; decides nothing.
@@ -132,7 +163,7 @@ class Scheduler:
         if self._residuals is not None:
             self._residuals.observe(num_rows, num_tokens, context, measured_s)
 
-    def _costs_of(self, profile: ThroughputProfile, num_live: int, context: int) -> StepCosts:
+    def _costs_of(self, profile: RoundTimes, num_live: int, context: int) -> StepCosts:
         key = num_live, context // COSTS_EVERY_TOKENS
         if key not in self._known_costs:
             if len(self._known_costs) >= MAX_KNOWN_COSTS:  # a long text passes many
@@ -147,9 +178,17 @@ class Scheduler:
                 device=self._device,
                 dtype=torch.float32 if self._device.type == "mps" else torch.float64,
                 slot_s=measured.slot_s,
+                row_s=self._row_s(profile, num_rows, context),
             )
             self._known_costs[key] = whole.without_slots(self._block_size - self._num_slots)
         return self._known_costs[key]
+
+    def _row_s(self, profile: RoundTimes, num_rows: int, context: int) -> float:
+        few = profile.grid.num_rows[0]
+        if num_rows == few:
+            return 0.0
+        alone, together = (float(profile.step_costs(n, context).step_s[n]) for n in (few, num_rows))
+        return max(0.0, (together - alone) / (num_rows - few))
 
 
 class Found(NamedTuple):

@@ -133,7 +133,7 @@ def _warn_of_missing_costs(name: str, why: str, profile_command: str) -> None:
 
 
 def _threshold(config: DSparkConfig, generation_config: GenerationConfig) -> float:
-    """The one the call names, else the drafter's; read under policy `threshold` only."""
+    """The one the call names, else the drafter's; read under the policies that have one."""
     asked = generation_config.assistant_confidence_threshold
     is_unset = asked is None or asked == MERGED_CONFIDENCE_THRESHOLD
     return config.confidence_threshold if is_unset else asked

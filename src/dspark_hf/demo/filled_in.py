@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from ..decoding.policies.simple import ThresholdPolicy
+from ..decoding.policies.registry import THRESHOLD_POLICIES
 from ..evaluation.settings import ComparisonError, ComparisonSettings
 from .service import RaceRequest
 from .shelf import Role
@@ -55,7 +55,7 @@ def comparison(
         temperature=temperature,
         max_new_tokens=int(max_new_tokens),
         policy=chosen,
-        threshold=threshold if chosen == ThresholdPolicy.name else None,
+        threshold=threshold if chosen in THRESHOLD_POLICIES else None,
         num_assistant_tokens=int(num_drafts) or None,
         seed=random.randrange(2**32),
     )

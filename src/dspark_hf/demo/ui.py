@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from ..config_rules import VERIFICATION_POLICIES
-from ..decoding.policies.simple import ThresholdPolicy
+from ..decoding.policies.registry import THRESHOLD_POLICIES
 from ..errors import DSparkError
 from ..prompts import demo_prompts
 from . import render
@@ -270,4 +270,4 @@ def _error(message: str) -> str:
 
 
 def _shows_threshold(policy: str) -> Any:
-    return gr.Slider(visible=policy == ThresholdPolicy.name)
+    return gr.Slider(visible=policy in THRESHOLD_POLICIES)

@@ -1,7 +1,6 @@
 """`calibrate_drafter`: decode prompts, fit the confidence head's calibration, judge it on other prompts, write it."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from ..decoding.calibrate import law_settings
 from ..errors import CalibrationError
 from ..fitting.proposals import Proposals
 from ..fitting.sts import FittedCalibration, SequentialTemperatureScaling
-from ..prompts import encode_prompt
 from ..training.locks import alone_with
 from ..training.records import is_held_out
 from ..training.response_prompts import load_prompt_dataset
@@ -21,11 +19,9 @@ from .calibration_quality import SlotQuality, slot_qualities
 from .calibration_request import CalibrationRequest, require
 from .identity import PairFacts, pair_facts
 from .loading import LoadedDrafter, bundled_drafter, load_drafter, load_target
-from .proposals import record_to_file
+from .proposals import encode_prompts, record_to_file
 from .provenance import Provenance, collect_provenance, write_report
 from .report_files import keep_report
-
-logger = logging.getLogger(__name__)
 
 # Everything but the drafter itself lies in this folder of the output.
 WORK_FOLDER = "calibration"
@@ -140,7 +136,7 @@ def calibrate_drafter(request: CalibrationRequest, *, show_progress: bool = Fals
         loaded, source = _load(request, target, tokenizer)
         drafter = loaded.model
         check_output(source, output)
-        encoded = [_encode(tokenizer, part, request.max_prompt_tokens) for part in prompts]
+        encoded = [encode_prompts(tokenizer, part, request.max_prompt_tokens) for part in prompts]
         _refuse_shared(*encoded)
         modes = {}
         for mode in request.modes:
@@ -237,25 +233,3 @@ def _load(
     source = request.drafter if folder is None else str(folder)
     assert source is not None, "a drafter that is not named is the bundled one"
     return loaded, str(Path(source).expanduser()) if Path(source).expanduser().is_dir() else source
-
-
-def _encode(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], max_prompt_tokens: int
-) -> dict[str, tuple[int, ...]]:
-    """Token ids by id, of prompts with text that are short enough.
-
-    Raises:
-        CalibrationError: none is left of some.
-    """
-    encoded = {p.id: tuple(encode_prompt(tokenizer, p)[0].tolist()) for p in prompts if p.messages}
-    kept = {name: ids for name, ids in encoded.items() if 0 < len(ids) <= max_prompt_tokens}
-    if prompts and not kept:
-        raise CalibrationError(
-            f"none of {len(prompts)} prompts has text and at most {max_prompt_tokens} tokens; raise max_prompt_tokens, "
-            "or name other prompts"
-        )
-    if len(kept) < len(prompts):
-        logger.warning(
-            "left out: %d prompts without text, or longer than %d tokens", len(prompts) - len(kept), max_prompt_tokens
-        )
-    return kept

@@ -112,8 +112,17 @@ def _is_same(source: str, output: Path) -> bool:
     return path.is_dir() and output.is_dir() and path.samefile(output)
 
 
-def plot_reliability(modes: Mapping[str, Sequence[SlotQuality]], path: Path) -> bool:
-    """Draw predicted against realised survival per mode and slot, before and after; False without matplotlib."""
+def plot_reliability(
+    modes: Mapping[str, Sequence[SlotQuality]],
+    path: Path,
+    *,
+    overlay: Mapping[int, Mapping[str, Sequence[Sequence[float]]]] | None = None,
+) -> bool:
+    """Draw predicted against realised survival per mode and slot, before and after; False without matplotlib.
+
+    Args:
+        overlay: By slot, `before` and `after`: points of the paper's Figure 6, drawn in grey.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -125,6 +134,9 @@ def plot_reliability(modes: Mapping[str, Sequence[SlotQuality]], path: Path) -> 
     for line, (mode, slots) in zip(grid, modes.items(), strict=True):
         for axes, slot in zip(line, slots, strict=False):
             axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+            for name, curve in ((overlay or {}).get(slot.slot) or {}).items():
+                style = ":" if name == "before" else "-"
+                axes.plot(*zip(*curve, strict=True), style, color="0.6", linewidth=1, label=f"paper, {name}")
             for name, quality, colour in (("before", slot.before, "tab:orange"), ("after", slot.after, "tab:blue")):
                 points = [(one.mean_predicted, one.share_accepted) for one in quality.bins]
                 sizes = [4 + 80 * one.num_proposals / slot.num_proposals for one in quality.bins]

@@ -103,7 +103,7 @@ def _slot_quality(proposals: Proposals, k: int, raw: Tensor, calibrated: Tensor,
     size = NUM_BINS * 3
 
     def change(sums: Floats) -> Floats:
-        return _ece(sums[..., size:]) - _ece(sums[..., :size])
+        return ece_of_sums(sums[..., size:]) - ece_of_sums(sums[..., :size])
 
     return SlotQuality(
         slot=k + 1,
@@ -111,7 +111,7 @@ def _slot_quality(proposals: Proposals, k: int, raw: Tensor, calibrated: Tensor,
         share_accepted=float(outcome.mean()),
         before=before.quality(seed),
         after=after.quality(seed),
-        ece_change=_bootstrap(np.concatenate([before.ece, after.ece], axis=1), change, seed),
+        ece_change=bootstrap_sums(np.concatenate([before.ece, after.ece], axis=1), change, seed),
         ece_floor=floor,
         ece_floor_high=floor_high,
     )
@@ -123,17 +123,17 @@ class _Sums:
     def __init__(self, predicted: Tensor, outcome: Tensor, prompt: Tensor) -> None:
         self._predicted = predicted
         ones = torch.ones_like(predicted)
-        self.ece = _per_prompt(predicted, prompt, NUM_BINS, [predicted, outcome, ones])
-        self.auc = _per_prompt(predicted, prompt, NUM_AUC_BINS, [outcome, 1 - outcome])
-        self.brier = _per_prompt(predicted, prompt, 1, [(predicted - outcome).square(), ones])
+        self.ece = sums_by_prompt(predicted, prompt, NUM_BINS, [predicted, outcome, ones])
+        self.auc = sums_by_prompt(predicted, prompt, NUM_AUC_BINS, [outcome, 1 - outcome])
+        self.brier = sums_by_prompt(predicted, prompt, 1, [(predicted - outcome).square(), ones])
 
     def quality(self, seed: int) -> SurvivalQuality:
         predicted, outcome, count = self.ece.sum(axis=0).reshape(3, NUM_BINS)
         return SurvivalQuality(
             mean_predicted=float(self._predicted.mean()),
-            ece=_bootstrap(self.ece, _ece, seed),
-            auc=_bootstrap(self.auc, _auc, seed),
-            brier=_bootstrap(self.brier, lambda sums: sums[..., 0] / sums[..., 1], seed),
+            ece=bootstrap_sums(self.ece, ece_of_sums, seed),
+            auc=bootstrap_sums(self.auc, auc_of_sums, seed),
+            brier=bootstrap_sums(self.brier, lambda sums: sums[..., 0] / sums[..., 1], seed),
             bins=tuple(
                 ReliabilityBin(float(p / n), float(o / n), int(n))
                 for p, o, n in zip(predicted, outcome, count, strict=True)
@@ -142,7 +142,7 @@ class _Sums:
         )
 
 
-def _per_prompt(predicted: Tensor, prompt: Tensor, num_bins: int, values: list[Tensor]) -> Floats:
+def sums_by_prompt(predicted: Tensor, prompt: Tensor, num_bins: int, values: list[Tensor]) -> Floats:
     """Sums of each value by prompt and bin of the prediction, `[prompts, len(values) * num_bins]`."""
     bins = (predicted * num_bins).long().clamp(0, num_bins - 1)
     num_prompts = int(prompt.max()) + 1
@@ -155,13 +155,15 @@ def _per_prompt(predicted: Tensor, prompt: Tensor, num_bins: int, values: list[T
     return sums
 
 
-def _ece(sums: Floats) -> Floats:
+def ece_of_sums(sums: Floats) -> Floats:
+    """Calibration error `[...]` of sums `[..., 3 * bins]` of predictions, outcomes and counts."""
     predicted, outcome, count = np.split(sums, 3, axis=-1)
     error: Floats = np.abs(predicted - outcome).sum(axis=-1) / count.sum(axis=-1)
     return error
 
 
-def _auc(sums: Floats) -> Floats:
+def auc_of_sums(sums: Floats) -> Floats:
+    """Area under the curve `[...]` of sums `[..., 2 * bins]` of positives and negatives; inside a bin half counts."""
     positive, negative = np.split(sums, 2, axis=-1)
     below = negative.cumsum(axis=-1) - negative
     pairs = positive.sum(axis=-1) * negative.sum(axis=-1)
@@ -169,7 +171,7 @@ def _auc(sums: Floats) -> Floats:
     return share
 
 
-def _bootstrap(per_prompt: Floats, statistic: Callable[[Floats], Floats], seed: int) -> Estimate:
+def bootstrap_sums(per_prompt: Floats, statistic: Callable[[Floats], Floats], seed: int) -> Estimate:
     """`intervals.bootstrap` for sums that come as one array `[prompts, sums]`."""
     names = [str(i) for i in range(per_prompt.shape[1])]
     return bootstrap(

@@ -30,35 +30,53 @@ class Estimate:
     n: int
 
 
+class Resamples:
+    """Sums over prompts that were drawn again with replacement, for any number of statistics of the same prompts.
+
+    Args:
+        columns: What each prompt adds to each sum: one entry per prompt, at least one.
+        seed: Of the resampling.
+        num_resamples: Resamples, `NUM_RESAMPLES` if None; each has as many prompts as there are.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[float]], *, seed: int, num_resamples: int | None = None) -> None:
+        num_resamples = num_resamples or NUM_RESAMPLES
+        per_prompt = np.array(list(columns.values()), dtype=np.float64).T
+        self.n = n = len(per_prompt)
+        self._sums: Sums = dict(zip(columns, per_prompt.sum(axis=0), strict=True))
+        self._resampled: Sums | None = None
+        if n >= 2:
+            # How often each prompt is drawn says all: a resample's sums are one product of matrices.
+            rng = np.random.default_rng(seed)
+            sums = [
+                rng.multinomial(n, np.full(n, 1 / n), size=min(RESAMPLES_AT_ONCE, num_resamples - start)) @ per_prompt
+                for start in range(0, num_resamples, RESAMPLES_AT_ONCE)
+            ]
+            self._resampled = dict(zip(columns, np.concatenate(sums).T, strict=True))
+
+    def estimate(self, statistic: Callable[[Sums], Floats]) -> Estimate:
+        """A statistic with its interval.
+
+        Args:
+            statistic: Maps the sums, by name, to a value; of arrays of sums to an array of values.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = float(statistic(self._sums))
+            if self._resampled is None or not np.isfinite(value):
+                return Estimate(value if np.isfinite(value) else None, None, None, self.n)
+            resampled = statistic(self._resampled)
+        finite = resampled[np.isfinite(resampled)]
+        tail = (1 - LEVEL) / 2
+        low, high = (float(end) for end in np.quantile(finite, [tail, 1 - tail]))
+        return Estimate(value, low, high, self.n)
+
+
 def bootstrap(
     columns: Mapping[str, Sequence[float]],
     statistic: Callable[[Sums], Floats],
     *,
     seed: int,
-    num_resamples: int = NUM_RESAMPLES,
+    num_resamples: int | None = None,
 ) -> Estimate:
-    """Estimate a statistic of sums over prompts.
-
-    Args:
-        columns: What each prompt adds to each sum: one entry per prompt, at least one.
-        statistic: Maps the sums, by name, to a value; of arrays of sums to an array of values.
-        seed: Of the resampling.
-        num_resamples: Resamples; each has as many prompts as there are.
-    """
-    per_prompt = np.array(list(columns.values()), dtype=np.float64).T
-    n = len(per_prompt)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value = float(statistic(dict(zip(columns, per_prompt.sum(axis=0), strict=True))))
-        if n < 2 or not np.isfinite(value):
-            return Estimate(value if np.isfinite(value) else None, None, None, n)
-        # How often each prompt is drawn says all: a resample's sums are one product of matrices.
-        rng = np.random.default_rng(seed)
-        sums = [
-            rng.multinomial(n, np.full(n, 1 / n), size=min(RESAMPLES_AT_ONCE, num_resamples - start)) @ per_prompt
-            for start in range(0, num_resamples, RESAMPLES_AT_ONCE)
-        ]
-        resampled = statistic(dict(zip(columns, np.concatenate(sums).T, strict=True)))
-    finite = resampled[np.isfinite(resampled)]
-    tail = (1 - LEVEL) / 2
-    low, high = (float(end) for end in np.quantile(finite, [tail, 1 - tail]))
-    return Estimate(value, low, high, n)
+    """Estimate one statistic of sums over prompts; arguments as for [`Resamples`] and its `estimate`."""
+    return Resamples(columns, seed=seed, num_resamples=num_resamples).estimate(statistic)

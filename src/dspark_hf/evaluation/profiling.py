@@ -164,8 +164,7 @@ class PairBench:
                 room,
                 torch.ones_like(ends, dtype=torch.bool),
                 max_context=context,
-                max_room=num_slots,
-                num_live=self._num_rows,
+                num_to_go=dict.fromkeys(range(self._num_rows), num_slots + 1),
             )
         )
 

@@ -1,14 +1,8 @@
-"""Proposals on disk: the target decodes prompts with the drafter, and every round is kept as it ends.
-
-One JSONL file per mode and part. Its first line says what the rounds were made with, each other one holds the rounds
-of one prompt, so that an interrupted run goes on where it stopped. A prompt is known by its id and token ids: prompts
-may change between runs, and rounds of others stay in the file without counting.
-"""
+"""Proposals on disk: the target decodes prompts with the drafter, and every round is kept in a file as it ends."""
 
 import copy
 import hashlib
-import json
-import os
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,15 +10,20 @@ from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..decoding.calibrate import law_settings
-from ..decoding.observers import EndedRounds
+from ..decoding.observers import EndedRounds, observe_rounds
 from ..errors import CalibrationError
-from ..fitting.proposals import Proposals, record_proposals
+from ..fitting.proposals import Proposals
 from ..modeling_dspark import DSparkDraftModel
+from ..prompts import Prompt, encode_prompt
 from ..training.answering import pad_left
 from ..training.feature_cache import target_fingerprint
+from .rounds_file import PromptRounds as PromptRounds
+from .rounds_file import append_rounds, open_rounds_file, read_rounds_file
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 BATCHES_PER_WINDOW = 8
@@ -69,19 +68,26 @@ class RecordingSettings:
         return config
 
 
-@dataclass(frozen=True)
-class _PromptRounds:
-    """The rounds of one prompt, as one line of the file holds them."""
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], max_prompt_tokens: int
+) -> dict[str, tuple[int, ...]]:
+    """Token ids by id, of prompts with text that are short enough.
 
-    id: str
-    digest: str  # of the prompt's token ids
-    logits: list[list[float]]
-    num_verified: list[int]
-    num_accepted: list[int]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.id, self.digest
+    Raises:
+        CalibrationError: none is left of some.
+    """
+    encoded = {p.id: tuple(encode_prompt(tokenizer, p)[0].tolist()) for p in prompts if p.messages}
+    kept = {name: ids for name, ids in encoded.items() if 0 < len(ids) <= max_prompt_tokens}
+    if prompts and not kept:
+        raise CalibrationError(
+            f"none of {len(prompts)} prompts has text and at most {max_prompt_tokens} tokens; raise max_prompt_tokens, "
+            "or name other prompts"
+        )
+    if len(kept) < len(prompts):
+        logger.warning(
+            "left out: %d prompts without text, or longer than %d tokens", len(prompts) - len(kept), max_prompt_tokens
+        )
+    return kept
 
 
 def record_to_file(
@@ -108,6 +114,23 @@ def record_to_file(
         CalibrationError: the file was made with other settings or models, cannot be read or written, or no round was
             recorded.
     """
+    rounds = record_rounds(
+        target, drafter, prompts, path, settings, num_proposals=num_proposals, show_progress=show_progress
+    )
+    return proposals_of_rounds(rounds, str(path))
+
+
+def record_rounds(
+    target: PreTrainedModel,
+    drafter: DSparkDraftModel,
+    prompts: Mapping[str, Sequence[int]],
+    path: Path,
+    settings: RecordingSettings,
+    *,
+    num_proposals: int | None = None,
+    show_progress: bool = False,
+) -> list[PromptRounds]:
+    """`record_to_file` prompt by prompt, also of drafters without confidences; all prompts without `num_proposals`."""
     identity = {
         "format_version": FORMAT_VERSION,
         "target": target_fingerprint(target),
@@ -116,22 +139,27 @@ def record_to_file(
         "law": law_settings(settings.generation_config(target)),
     }
     digests = {name: _digest(ids) for name, ids in prompts.items()}
-    done = {key: one for key, one in _open(path, identity).items() if digests.get(one.id) == one.digest}
+    done = {key: one for key, one in open_rounds_file(path, identity).items() if digests.get(one.id) == one.digest}
     num_done = sum(len(rounds.logits) for rounds in done.values())
+    is_all = num_proposals is None
     with tqdm(
-        total=num_proposals, initial=num_done, unit="round", desc=path.stem, disable=None if show_progress else True
+        total=len(prompts) if is_all else num_proposals,
+        initial=len(done) if is_all else num_done,
+        unit="prompt" if is_all else "round",
+        desc=path.stem,
+        disable=None if show_progress else True,
     ) as bar:
         for names in _batches(prompts, settings):
             batch = {name: prompts[name] for name in names if (name, digests[name]) not in done}
-            if num_done >= num_proposals or not batch:
+            if (num_proposals is not None and num_done >= num_proposals) or not batch:
                 continue
             rounds = _decode(target, drafter, batch, settings)
-            _append(path, rounds)
+            append_rounds(path, rounds)
             done |= {one.key: one for one in rounds}
             num_new = sum(len(one.logits) for one in rounds)
             num_done += num_new
-            bar.update(num_new)
-    return _proposals(done.values(), path)
+            bar.update(len(rounds) if is_all else num_new)
+    return list(done.values())
 
 
 def read_proposals(path: Path) -> Proposals:
@@ -140,7 +168,18 @@ def read_proposals(path: Path) -> Proposals:
     Raises:
         CalibrationError: it cannot be read, or holds no round.
     """
-    return _proposals(_read(path)[1].values(), path)
+    return proposals_of_rounds(read_rounds_file(path)[1].values(), str(path))
+
+
+def read_rounds(path: Path, prompts: Mapping[str, Sequence[int]]) -> list[PromptRounds]:
+    """What a file that `record_to_file` wrote holds of these prompts, token ids by id, in their order.
+
+    Raises:
+        CalibrationError: it cannot be read.
+    """
+    done = read_rounds_file(path)[1]
+    keys = [(name, _digest(ids)) for name, ids in prompts.items()]
+    return [done[key] for key in keys if key in done]
 
 
 def _batches(prompts: Mapping[str, Sequence[int]], settings: RecordingSettings) -> Iterator[list[str]]:
@@ -163,22 +202,32 @@ def _batches(prompts: Mapping[str, Sequence[int]], settings: RecordingSettings) 
 
 def _decode(
     target: Any, drafter: DSparkDraftModel, batch: Mapping[str, Sequence[int]], settings: RecordingSettings
-) -> list[_PromptRounds]:
+) -> list[PromptRounds]:
     ids, mask = pad_left(list(batch.values()), target.device)
     names = list(batch)
     draw_seed = int.from_bytes(hashlib.sha256(f"{settings.seed}\0{names[0]}".encode()).digest()[:7], "big")
     devices = [target.device] if target.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), record_proposals() as record:
+    ended: list[EndedRounds] = []
+    config = settings.generation_config(target)
+    config.return_dict_in_generate = True  # for the tokens of each row
+    with torch.random.fork_rng(devices=devices), observe_rounds(ended.append, with_plain=True):
         torch.manual_seed(draw_seed)
-        target.generate(
+        output = target.generate(
             ids,
             attention_mask=mask,
-            generation_config=settings.generation_config(target),
+            generation_config=config,
             assistant_model=drafter,
         )
-    rounds = [_PromptRounds(name, _digest(batch[name]), [], [], []) for name in names]
-    for ended in record.rounds:
-        _add(rounds, ended, drafter.config.block_size)
+    plain = [one for one in ended if one.draft_tokens is None]
+    num_plain = [sum(row in one.rows for one in plain) for row in range(len(names))]
+    num_new = [report.num_new_tokens for report in output.speculation_by_row]
+    rounds = [
+        PromptRounds(name, _digest(batch[name]), [], [], [], num_new[row], num_plain[row])
+        for row, name in enumerate(names)
+    ]
+    for one in ended:
+        if one.draft_tokens is not None:
+            _add(rounds, one)
     return rounds
 
 
@@ -186,79 +235,33 @@ def _digest(ids: Sequence[int]) -> str:
     return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
-def _add(rounds: list[_PromptRounds], ended: EndedRounds, num_slots: int) -> None:
-    assert ended.confidence_logits is not None, "a drafter without confidence head is refused before decoding"
-    logits = ended.confidence_logits.tolist()
+def _add(rounds: list[PromptRounds], ended: EndedRounds) -> None:
+    logits = [[]] * len(ended.rows) if ended.confidence_logits is None else ended.confidence_logits.tolist()
     for row, values, num_verified, num_accepted in zip(
         ended.rows, logits, ended.num_verified, ended.num_accepted, strict=True
     ):
-        rounds[row].logits.append([round(v, 5) for v in values[:num_verified]] + [0.0] * (num_slots - num_verified))
+        known = [round(v, 5) for v in values[:num_verified]]
+        rounds[row].logits.append(known + [0.0] * (ended.drafter.config.block_size - num_verified) if values else [])
         rounds[row].num_verified.append(num_verified)
         rounds[row].num_accepted.append(num_accepted)
 
 
-def _proposals(done: Iterable[_PromptRounds], path: Path) -> Proposals:
-    rounds = [one for one in done if one.logits]
-    if not rounds:
-        raise CalibrationError(f"{path} holds no round; decode more prompts, or allow more than one new token")
+def proposals_of_rounds(rounds: Iterable[PromptRounds], source: str) -> Proposals:
+    """The rounds of all prompts together.
+
+    Args:
+        rounds: Of a drafter with a confidence head.
+        source: Of the rounds, for messages.
+
+    Raises:
+        CalibrationError: there is no round.
+    """
+    found = [one for one in rounds if one.logits]
+    if not found:
+        raise CalibrationError(f"{source} holds no round; decode more prompts, or allow more than one new token")
     return Proposals.of(
-        [values for one in rounds for values in one.logits],
-        [n for one in rounds for n in one.num_verified],
-        [n for one in rounds for n in one.num_accepted],
-        [number for number, one in enumerate(rounds) for _ in one.logits],
+        [values for one in found for values in one.logits],
+        [n for one in found for n in one.num_verified],
+        [n for one in found for n in one.num_accepted],
+        [number for number, one in enumerate(found) for _ in one.logits],
     )
-
-
-def _open(path: Path, identity: dict[str, Any]) -> dict[tuple[str, str], _PromptRounds]:
-    """What an earlier run left, by prompt; a new file gets its first line."""
-    try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-            partial.write_text(json.dumps(identity) + "\n", encoding="utf-8")
-            os.replace(partial, path)
-            return {}
-    except OSError as error:
-        raise CalibrationError(f"{path} cannot be written ({error}); name another output") from error
-    found, done = _read(path)
-    differing = sorted(key for key in identity if found.get(key) != identity[key])
-
-    def _told(key: str) -> str:
-        then, now = found.get(key), identity[key]
-        if not (isinstance(then, dict) and isinstance(now, dict)):
-            return key
-        parts = [
-            f"{part} {then.get(part)}, now {now.get(part)}" for part in {*then, *now} if then.get(part) != now.get(part)
-        ]
-        return f"{key} ({'; '.join(sorted(parts))})"
-
-    if differing:
-        raise CalibrationError(
-            f"{path} holds proposals made with other: {', '.join(map(_told, differing))}; name another output, or "
-            "remove the file"
-        )
-    return done
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, str], _PromptRounds]]:
-    """First line, and rounds by prompt; a last line that an interruption cut short is taken off the file."""
-    try:
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        header, *lines = whole.decode("utf-8").splitlines()
-        done = {one.key: one for one in (_PromptRounds(**json.loads(line)) for line in lines)}
-        identity = json.loads(header)
-        if len(whole) < len(content):
-            os.truncate(path, len(whole))
-    except (OSError, ValueError, TypeError) as error:
-        raise CalibrationError(f"{path} cannot be read as proposals ({error}); remove it, or name another") from error
-    return identity, done
-
-
-def _append(path: Path, rounds: Sequence[_PromptRounds]) -> None:
-    lines = "".join(json.dumps(asdict(one)) + "\n" for one in rounds)
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(lines)
-    except OSError as error:
-        raise CalibrationError(f"{path} cannot be written ({error}); make room and run again") from error

@@ -1,44 +1,71 @@
-"""A report about drafters as tables."""
+"""A report about drafters in the terminal, and as a Markdown file."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from ..hub.markdown import block, escape, prose, table
 from .drafters import DraftersReport
-from .intervals import LEVEL, Estimate
+from .evaluation_tables import evaluation_tables, headlines
 
 
 def render_drafters(report: DraftersReport, console: Console) -> None:
-    """Print a report."""
-    counts = ", ".join(f"{n} at temperature {t}" for t, n in report.num_texts.items())
-    console.print(f"target {report.target}, {report.provenance.dtype}; texts: {counts}", markup=False, highlight=False)
-    console.print(f"tau: tokens per round, bonus counted; {LEVEL:.0%} intervals by bootstrap over prompts")
-    for score in report.scores:
-        mode = "greedy" if score.temperature == 0 else f"temperature {score.temperature:g}"
-        table = Table("domain", "tau", "interval", "prompts", title=f"{score.drafter}, {mode}", box=box.SIMPLE)
-        rows = {name: value for name, value in score.tau.items() if name != "all"}
-        rows |= {"mean of domains": score.mean_tau, "pooled": score.tau["all"]}
-        for name, value in rows.items():
-            table.add_row(name, *_cells(value), str(value.n))
-        console.print(table)
-        slots = Table("slot", "conditional acceptance", "confidence AUC", "confidence ECE", box=box.SIMPLE)
-        for k, acceptance in enumerate(score.conditional_acceptance):
-            confidence = [values[k] if values else None for values in (score.confidence_auc, score.confidence_ece)]
-            cells = ["-" if value is None else f"{value:.3f}" for value in confidence]
-            slots.add_row(str(k + 1), f"{acceptance:.3f}", *cells)
-        console.print(slots)
-    if report.differences:
-        table = Table(
-            "drafter", "baseline", "temperature", "tau difference", "interval", title="paired", box=box.SIMPLE
+    """Print the main tables of a report."""
+    for line in headlines(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    tables = evaluation_tables(report)
+    for one in tables:
+        if one.is_brief:
+            drawn = Table(*one.header, title=Text(one.title) if one.title else None, box=box.SIMPLE)
+            for row in one.rows:
+                drawn.add_row(*map(Text, row))  # names are no markup
+            console.print(drawn)
+    if any(not one.is_brief for one in tables):
+        console.print(
+            "shorter drafts, thresholds and groups of data sets: --markdown FILE, --json FILE, --figures FOLDER"
         )
-        for difference in report.differences:
-            pair = (difference.drafter, difference.baseline, f"{difference.temperature:g}")
-            table.add_row(*pair, *_cells(difference.tau))
-        console.print(table)
 
 
-def _cells(value: Estimate) -> tuple[str, str]:
-    middle = "-" if value.value is None else f"{value.value:.3f}"
-    if value.low is None or value.high is None:
-        return middle, "-"
-    return middle, f"{value.low:.3f} to {value.high:.3f}"
+def markdown_of(report: DraftersReport, figures: Sequence[Path] = (), *, relative_to: Path | None = None) -> str:
+    """All tables of a report as Markdown.
+
+    Args:
+        figures: PNG files to be shown.
+        relative_to: Folder of the Markdown file, from which figures are linked.
+    """
+    provenance = report.provenance
+    parts = [f"# Drafters of {escape(report.target)}", *map(prose, headlines(report))]
+    parts.append(prose(f"Lengths and thresholds: {report.meaning_of_cuts}."))
+    for one in evaluation_tables(report):
+        parts += [f"## {escape(one.title)}" if one.title else "", table(one.header, one.rows)]
+    for path in figures:
+        shown = Path(os.path.relpath(path, relative_to)) if relative_to is not None else path
+        parts.append(f"![{escape(path.stem)}](<{shown.as_posix()}>)")
+    versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
+    facts = f"{provenance.device}, {provenance.num_threads} threads, {provenance.dtype}, seed {provenance.seed}"
+    commit = provenance.git_commit or "not in a repository"
+    parts += [
+        "## Where the numbers come from",
+        block(provenance.command, "bash"),
+        prose(f"{provenance.date_utc}; {facts}; commit {commit}; {versions}"),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write_markdown(path: Path, text: str) -> None:
+    """Write a Markdown file in one step.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -8,8 +8,10 @@ forward over all anchors, with the expected number of rounds in place of one ran
 that of generate() with policy `full`; tests compare the two.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ from ..modeling_dspark import DSparkDraftModel, treat_logits
 from ..training.anchors import AnchorBlocks, build_blocks, possible_anchors
 from ..training.features import TargetFeatures, TargetReader
 from ..training.packed_forward import packed_hidden
+from .cuts import CutPlan, CutSums, TextDrafts, rewalked, slots_inside, walk
+from .rejected_drafts import BlockLaws, Drafted, Rejected, follow_rejected
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class ReplayedText:
         acceptance: float64 `[blocks, slots]`, probability that the slot was accepted, given the text.
         label: float64 `[blocks, slots]`, `c*_k`: the same before the token is known.
         weight: float64 `[blocks, slots]`, expected number of rounds that come to this block and reach this slot.
+        cuts: What shorter drafts would have come to; None where nobody asked.
     """
 
     id: str
@@ -65,6 +70,7 @@ class ReplayedText:
     acceptance: Tensor
     label: Tensor
     weight: Tensor
+    cuts: CutSums | None = None
 
     @property
     def tau(self) -> float:
@@ -106,8 +112,19 @@ class Replay:
         return self.run_all([drafter])[0]
 
     @torch.no_grad()
-    def run_all(self, drafters: Sequence[DSparkDraftModel], *, show_progress: bool = False) -> list[list[ReplayedText]]:
+    def run_all(
+        self,
+        drafters: Sequence[DSparkDraftModel],
+        *,
+        plans: Sequence[CutPlan] | None = None,
+        show_progress: bool = False,
+    ) -> list[list[ReplayedText]]:
         """Each text's rounds with each drafter; drafters that read the same layers share the target's forward.
+
+        Args:
+            drafters: Made for the target.
+            plans: Cuts to be tried, one plan per drafter; None: none.
+            show_progress: Whether to show a progress bar.
 
         Raises:
             IncompatibleTargetError: the target's law cannot be read off its hidden states.
@@ -123,9 +140,12 @@ class Replay:
             read = {layers: reader.read(ids, torch.zeros_like(ids).bool()) for layers, reader in readers.items()}
             if self._alter_features is not None:
                 read = {k: replace(v, features=self._alter_features(v.features)) for k, v in read.items()}
-            for drafter, head, result in zip(drafters, heads, results, strict=True):
+            for i, (drafter, head) in enumerate(zip(drafters, heads, strict=True)):
                 layers = tuple(drafter.config.target_layer_ids)
-                result.append(_replay(drafter, readers[layers], head, text, read[layers], is_soft=self._is_soft))
+                plan = None if plans is None else plans[i]
+                results[i].append(
+                    _replay(drafter, readers[layers], head, text, read[layers], is_soft=self._is_soft, plan=plan)
+                )
         return results
 
 
@@ -137,52 +157,66 @@ def _replay(
     features: TargetFeatures,
     *,
     is_soft: bool = False,
+    plan: CutPlan | None = None,
 ) -> ReplayedText:
     ids = text.input_ids[None].to(features.features.device)
     mask = torch.zeros_like(ids, dtype=torch.bool)
     mask[:, text.prompt_length :] = True
     size = drafter.config.block_size
+    final_hidden = features.final_hidden[0]
+    # Of this text's rejected drafts; the same in every run, whatever was replayed before.
+    generator = torch.Generator(ids.device).manual_seed(zlib.crc32(text.id.encode()))
     parts = []
     for anchors in possible_anchors(mask[0]).split(max(1, TABLE_NUMBERS // (size * drafter.config.vocab_size))):
         blocks = build_blocks(ids, mask, anchors[None], size)
-        hidden, embeddings, codes = _draft(drafter, reader, features.features, blocks)
-        draft_logits = _draft_logits(drafter, head, features.final_hidden.dtype, hidden, codes)
-        final_hidden = features.final_hidden[0]
+        drafted = _draft(drafter, reader, head, features, blocks)
         if is_soft and text.temperature == 0:
-            acceptance = label = _at_tokens(drafter, draft_logits.softmax(dim=-1), blocks).double()
+            acceptance = label = _at_tokens(drafter, drafted.logits.softmax(dim=-1), blocks).double()
+            laws = BlockLaws(drafted.logits, None, None)
         else:
-            acceptance, label = _acceptance(drafter, reader, draft_logits, final_hidden, blocks, text.temperature)
-        confidence = acceptance.new_zeros(0)
-        if drafter.confidence_head is not None:
-            confidence = drafter.confidence_head(hidden, embeddings).float().sigmoid()
-        parts.append((acceptance.cpu(), label.cpu(), confidence.cpu()))
-    acceptance, label, confidence = (torch.cat(part) for part in zip(*parts, strict=True))
-    return _rounds(text, acceptance, label, confidence if len(confidence) else None)
+            acceptance, label, laws = _acceptance(
+                drafter, reader, drafted.logits, final_hidden, blocks, text.temperature
+            )
+        confidence = _confidence(drafter, drafted.hidden, drafted.embeddings)
+        rejected = None
+        if plan is not None and plan.thresholds:
+            rejected = follow_rejected(drafter, drafted, laws, blocks, acceptance, generator)
+        parts.append(_Part(acceptance, label, confidence, rejected))
+    return _rounds(text, parts, plan)
+
+
+class _Part(NamedTuple):
+    """Some blocks of a text, in order."""
+
+    acceptance: Tensor
+    label: Tensor
+    confidence_logits: Tensor | None
+    rejected: Rejected | None
 
 
 def _draft(
-    drafter: DSparkDraftModel, reader: TargetReader, features: Tensor, blocks: AnchorBlocks
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`h_k` `[blocks, slots, hidden]`, `W_1[x_{k-1}]` and codes on the text's own tokens."""
-    hidden, anchor_hidden = packed_hidden(drafter, drafter, reader.embedding, features, blocks)
-    if drafter.markov_head is None:
-        return hidden, None, None
-    embeddings = drafter.markov_head.embed(blocks.previous_tokens[0])
-    return hidden, embeddings, drafter.markov_head.codes(embeddings, hidden, anchor_hidden)
-
-
-def _draft_logits(
     drafter: DSparkDraftModel,
+    reader: TargetReader,
     head: Callable[[Tensor], Tensor],
-    head_dtype: torch.dtype,
-    hidden: Tensor,
-    codes: Tensor | None,
-) -> Tensor:
-    """float32 `[blocks, slots, draft vocabulary]`."""
-    logits = drafter.base_logits(hidden.to(head_dtype), head)
-    if drafter.markov_head is not None and codes is not None:
-        logits = logits + drafter.markov_head.markov_w2(codes)
-    return logits
+    features: TargetFeatures,
+    blocks: AnchorBlocks,
+) -> Drafted:
+    """All blocks drafted on the text's own tokens."""
+    hidden, anchor_hidden = packed_hidden(drafter, drafter, reader.embedding, features.features, blocks)
+    base_logits = drafter.base_logits(hidden.to(features.final_hidden.dtype), head)
+    if drafter.markov_head is None:
+        return Drafted(hidden, anchor_hidden, base_logits, base_logits, None)
+    embeddings = drafter.markov_head.embed(blocks.previous_tokens[0])
+    codes = drafter.markov_head.codes(embeddings, hidden, anchor_hidden)
+    return Drafted(hidden, anchor_hidden, base_logits, base_logits + drafter.markov_head.markov_w2(codes), embeddings)
+
+
+def _confidence(drafter: DSparkDraftModel, hidden: Tensor, embeddings: Tensor | None) -> Tensor | None:
+    """Raw confidence logits float32 `[blocks, slots]`; None without a confidence head."""
+    if drafter.confidence_head is None:
+        return None
+    logits: Tensor = drafter.confidence_head(hidden, embeddings)
+    return logits.float()
 
 
 def _acceptance(
@@ -192,8 +226,8 @@ def _acceptance(
     target_hidden: Tensor,
     blocks: AnchorBlocks,
     temperature: float,
-) -> tuple[Tensor, Tensor]:
-    """Acceptance given the text, and before its token is known, both float64 `[blocks, slots]`.
+) -> tuple[Tensor, Tensor, BlockLaws]:
+    """Acceptance given the text, and before its token is known, both float64 `[blocks, slots]`, and the laws.
 
     Slots behind the text's end have acceptance 0.
     """
@@ -204,7 +238,7 @@ def _acceptance(
         best = draft_logits.argmax(dim=-1)
         best = best if ids is None else ids[best]
         is_hit = ((best == tokens) & is_inside).double()
-        return is_hit, is_hit
+        return is_hit, is_hit, BlockLaws(draft_logits, None, None)
     draft_probs = (draft_logits / temperature).softmax(dim=-1)
     target_logits = treat_logits(reader.head(target_hidden[blocks.law_positions[0]]), drafter.config)
     target_probs = (target_logits / temperature).softmax(dim=-1)
@@ -213,7 +247,8 @@ def _acceptance(
         target_probs = target_probs[..., ids]
     drafted = _at_tokens(drafter, draft_probs, blocks)
     acceptance = (drafted.double() / at_token.double().clamp(min=1e-300)).clamp(max=1.0)
-    return acceptance, torch.minimum(draft_probs, target_probs).sum(dim=-1).double() * is_inside
+    label = torch.minimum(draft_probs, target_probs).sum(dim=-1).double() * is_inside
+    return acceptance, label, BlockLaws(draft_logits, draft_probs, target_probs, temperature)
 
 
 def _at_tokens(drafter: DSparkDraftModel, draft_probs: Tensor, blocks: AnchorBlocks) -> Tensor:
@@ -225,30 +260,35 @@ def _at_tokens(drafter: DSparkDraftModel, draft_probs: Tensor, blocks: AnchorBlo
     return drafted * (tokens >= 0) * blocks.is_supervised[0]
 
 
-def _rounds(text: TargetText, acceptance: Tensor, label: Tensor, confidence: Tensor | None) -> ReplayedText:
+def _rounds(text: TargetText, parts: list[_Part], plan: CutPlan | None) -> ReplayedText:
     """Expected rounds: blocks are visited forwards, each with the probability that a round starts there."""
+    acceptance = torch.cat([part.acceptance.cpu() for part in parts])
+    label = torch.cat([part.label.cpu() for part in parts])
+    found = [part.confidence_logits.cpu() for part in parts if part.confidence_logits is not None]
+    logits = torch.cat(found) if found else None
     num_blocks, size = acceptance.shape
     survival = acceptance.cumprod(dim=1)
-    # Probability that exactly n drafts are accepted, n = 0..size; the next round starts n + 1 tokens on.
-    exactly = torch.cat([torch.ones(num_blocks, 1), survival], dim=1).double()
-    exactly[:, :-1] -= survival
-    starts = torch.zeros(num_blocks + size + 1, dtype=torch.float64)
-    starts[0] = 1.0
-    for block in range(num_blocks):
-        starts[block + 1 : block + size + 2] += starts[block] * exactly[block]
-    visits = starts[:num_blocks, None]
+    visits = walk(survival)[:, None]
     reached = torch.cat([torch.ones(num_blocks, 1), survival[:, :-1]], dim=1) * visits
     # A slot behind the end of the text is drafted by no round that could still commit it.
-    remaining = torch.arange(num_blocks, 0, -1)[:, None] > torch.arange(size)
-    weight = reached * remaining
+    weight = reached * slots_inside(num_blocks, size)
     return ReplayedText(
         id=text.id,
         num_tokens=num_blocks,
         num_rounds=float(visits.sum()),
         reached=weight.sum(dim=0),
         accepted=(weight * acceptance).sum(dim=0),
-        confidence=confidence,
+        confidence=None if logits is None else logits.sigmoid(),
         acceptance=acceptance,
         label=label,
         weight=weight,
+        cuts=None if plan is None else rewalked(plan, _text_drafts(parts, acceptance, logits)),
     )
+
+
+def _text_drafts(parts: list[_Part], acceptance: Tensor, logits: Tensor | None) -> TextDrafts:
+    rejected = [part.rejected for part in parts if part.rejected is not None]
+    if not rejected:
+        return TextDrafts(acceptance, logits, None, None)
+    behind, first = (torch.cat([one[i].cpu() for one in rejected]) for i in (0, 1))
+    return TextDrafts(acceptance, logits, behind, first)

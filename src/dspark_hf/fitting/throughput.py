@@ -7,7 +7,7 @@ step. Real curves have stairs, so nothing here is smoothed and nothing is forced
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -49,6 +49,24 @@ class ProfileGrid:
     num_rows: tuple[int, ...]
     tokens_per_row: tuple[int, ...]
     contexts: tuple[int, ...]
+
+
+class RoundTimes(Protocol):
+    """What a scheduler asks of a machine: a [`ThroughputProfile`] answers from measurements, a simulated one from a
+    formula."""
+
+    @property
+    def grid(self) -> ProfileGrid:
+        """What is known; fewer rows than its fewest cost what those do."""
+        ...
+
+    def step_costs(self, num_rows: int, context: int) -> MeasuredCosts:
+        """Step seconds by B, up to a whole block of every row, and draft seconds."""
+        ...
+
+    def overhead_s(self, num_rows: int) -> float:
+        """Seconds of a round that are neither draft nor target step."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

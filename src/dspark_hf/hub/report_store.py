@@ -13,8 +13,8 @@ from ..errors import ReportError
 from ..evaluation.report_files import KINDS, REPORTS_FOLDER, keep_report
 from .fields import Fields, read_object
 
-# What a command writes for its own user, one entry for each prompt or step; a card shows none of it.
-_BULK = frozenset({"prompts", "texts", "history", "bins"})
+# What a command writes for its own user, such as one entry for each prompt or step; a card shows none of it.
+_BULK = frozenset({"prompts", "texts", "history", "bins", "groups", "depths", "reliability"})
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

@@ -20,6 +20,8 @@ ID_COLUMNS = ("id", "question_id", "task_id")
 ROWS_WITHOUT_COLUMNS = 1000
 
 _BUILDERS = {".jsonl": None, ".json": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
+# One of them lies in a folder that `datasets` saved: of one split, or of several.
+_SAVED_FILES = ("state.json", "dataset_dict.json")
 _SHAREGPT_ROLES = {
     "human": "user",
     "user": "user",
@@ -45,9 +47,9 @@ def load_prompt_dataset(
     A row without text gives a prompt without messages, for `write_responses` to skip and count.
 
     Args:
-        source: A .jsonl, .json, .parquet, .csv or .txt (one prompt a line) file, a folder of them, a data set of the
-            Hub as `owner/name` or `owner/name:config`, or several of these.
-        split: Of a Hub data set.
+        source: A .jsonl, .json, .parquet, .csv or .txt (one prompt a line) file, a folder of them, a folder that
+            `datasets` saved to disk, a data set of the Hub as `owner/name` or `owner/name:config`, or several of these.
+        split: Of a Hub data set, or of one that was saved in splits.
         max_prompts: Most rows taken of each source, from its start; None for all.
 
     Raises:
@@ -87,7 +89,9 @@ def _free_id(prompt: Prompt, taken: Mapping[str, Prompt]) -> str | None:
 
 def _prompts_of(source: str | Path, split: str) -> Iterator[Prompt]:
     path = Path(source).expanduser()
-    if path.is_dir():
+    if path.is_dir() and any((path / name).is_file() for name in _SAVED_FILES):
+        yield from _parse_rows(_saved_rows(path, split), path.name, str(path))
+    elif path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix in _BUILDERS and not _is_hidden(p.relative_to(path)))
         if not files:
             raise TrainingDataError(f"{path} holds no {', '.join(_BUILDERS)} file; pass a file or a folder of them")
@@ -115,6 +119,21 @@ def _file_rows(path: Path) -> Iterator[Any]:
     if builder is None:
         return _json_lines(path)
     return _dataset_rows(str(path), builder, data_files=str(path), split="train")
+
+
+def _saved_rows(path: Path, split: str) -> Iterator[Any]:
+    """Rows of a data set that `save_to_disk` wrote."""
+    datasets = import_datasets(f"reading {path}")
+    try:
+        saved = datasets.load_from_disk(str(path))
+    except Exception as error:  # as for _dataset_rows
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TrainingDataError(f"{path} cannot be read ({reason}); save the data set again") from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise TrainingDataError(f"{path} has no split {split!r}, only {', '.join(saved)}; name one of these")
+        saved = saved[split]
+    return iter(saved)
 
 
 def _hub_rows(name: str, split: str) -> Iterator[Any]:

@@ -145,6 +145,8 @@ def test_where_names_are_listed_only_those_can_be_chosen():
 
 def test_a_threshold_is_passed_under_its_policy_only():
     assert filled_in.comparison(64, 0.0, ui.OWN_POLICY, 0, 0.4).threshold is None
+    assert filled_in.comparison(64, 0.0, "block", 0, 0.4).threshold is None
+    assert filled_in.comparison(64, 0.0, "survival", 0, 0.4).threshold == 0.4
     asked = filled_in.comparison(64.0, 0.7, "threshold", 3, 0.4)
     assert (asked.threshold, asked.num_assistant_tokens, asked.max_new_tokens) == (0.4, 3, 64)
     with pytest.raises(ComparisonError, match="policy must be one of"):

@@ -1,9 +1,11 @@
 """How many slots a round drafts: those at the end are left out where drawing them costs more than they bring."""
 
+import numpy as np
 import pytest
 
-from dspark_hf.decoding.policies.depth import MIN_ROW_ROUNDS, DraftDepth
+from dspark_hf.decoding.policies.depth import MIN_ROW_ROUNDS, slots_worth_drafting
 from dspark_hf.decoding.policies.facts import StepCosts
+from dspark_hf.decoding.policies.history import RowHistory
 
 NUM_SLOTS = 4
 
@@ -12,19 +14,18 @@ def costs(slot_s, num_rows=8):
     return StepCosts.of([1.0] * (num_rows * (NUM_SLOTS + 1) + 1), draft_s=NUM_SLOTS * slot_s, slot_s=slot_s)
 
 
-def run(depth, price, accepted, num_rounds):
+def run(history, price, accepted, num_rounds, weights=None):
     """Slots of each round, where row r accepts `accepted[r]` drafts if so many are drafted."""
-    chosen = []
+    chosen, rows = [], range(len(accepted))
     for _ in range(num_rounds):
-        num_slots = depth.slots(len(accepted), price)
-        taken = [min(n, num_slots) for n in accepted]
-        depth.observe(taken, [num_slots] * len(accepted), num_slots, price.without_slots(NUM_SLOTS - num_slots))
+        num_slots = slots_worth_drafting(history, history.accepted_share(rows), price, weights)
+        history.observe(rows, [min(n, num_slots) for n in accepted], num_slots)
         chosen.append(num_slots)
     return chosen
 
 
 def test_every_slot_is_drafted_until_it_is_known():
-    chosen = run(DraftDepth(NUM_SLOTS), costs(0.5), [0] * 8, 20)
+    chosen = run(RowHistory(NUM_SLOTS), costs(0.5), [0] * 8, 20)
     num_needed = round(MIN_ROW_ROUNDS / 8)
     assert set(chosen[:num_needed]) == {NUM_SLOTS}
     assert chosen[num_needed + 2] == 1
@@ -32,26 +33,40 @@ def test_every_slot_is_drafted_until_it_is_known():
 
 @pytest.mark.parametrize(("accepted", "deep"), [([0] * 8, 1), ([1] * 8, 1), ([2] * 8, 2), ([3] * 8, 3), ([4] * 8, 4)])
 def test_slots_that_are_accepted_stay(accepted, deep):
-    chosen = run(DraftDepth(NUM_SLOTS), costs(0.2), accepted, 40)
-    assert chosen[-1] == deep
+    assert run(RowHistory(NUM_SLOTS), costs(0.2), accepted, 40)[-1] == deep
 
 
-@pytest.mark.parametrize(("price", "deep"), [(0.05, 2), (0.2, 1)])
-def test_a_slot_is_worth_its_share_of_the_rate(price, deep):
-    """One row of eight accepts slot 2, a token a round; a round makes 17 tokens in little more than a second."""
-    assert (price * 17 / (1.0 + 2 * price) <= 1.0) == (deep == 2)
-    assert run(DraftDepth(NUM_SLOTS), costs(price), [2] + [1] * 7, 40)[-1] == deep
+@pytest.mark.parametrize("price", [0.02, 0.05, 0.09, 0.2])
+def test_the_number_of_slots_is_the_best_of_all(price):
+    """One row of eight accepts slot 2, a token a round."""
+    accepted = [2] + [1] * 7
+    rates = [(8 + sum(min(n, k) for n in accepted)) / (1.0 + k * price) for k in range(1, NUM_SLOTS + 1)]
+    assert run(RowHistory(NUM_SLOTS), costs(price), accepted, 40)[-1] == 1 + int(np.argmax(rates))
 
 
-def test_slots_that_are_free_are_never_left_out():
-    assert set(run(DraftDepth(NUM_SLOTS), costs(0.0), [0] * 8, 40)) == {NUM_SLOTS}
+def test_slots_that_are_free_and_accepted_are_never_left_out():
+    assert set(run(RowHistory(NUM_SLOTS), costs(0.0), [4] * 8, 40)) == {NUM_SLOTS}
 
 
 def test_what_was_left_out_is_drafted_again_and_stays_when_it_pays():
-    depth, price = DraftDepth(NUM_SLOTS), costs(0.2)
-    chosen = run(depth, price, [0] * 8, 400)
+    history, price = RowHistory(NUM_SLOTS), costs(0.2)
+    chosen = run(history, price, [0] * 8, 400)
     assert 0 < sum(n > 1 for n in chosen[10:]) < 0.1 * len(chosen)
-    assert run(depth, price, [4] * 8, 400)[-1] == NUM_SLOTS
+    assert run(history, price, [4] * 8, 400)[-1] == NUM_SLOTS
+
+
+def test_slots_that_only_rows_of_little_weight_accept_are_left_out():
+    accepted = [4] * 4 + [1] * 4
+    assert run(RowHistory(NUM_SLOTS), costs(0.1), accepted, 40)[-1] == NUM_SLOTS
+    late = np.array([0.05] * 4 + [1.95] * 4)
+    assert run(RowHistory(NUM_SLOTS), costs(0.1), accepted, 40, late)[-1] == 1
+
+
+def test_a_row_that_is_new_is_taken_for_the_mean_row():
+    history = RowHistory(NUM_SLOTS)
+    history.observe([0, 1], [4, 0], NUM_SLOTS)
+    assert history.accepted_share([7]).tolist() == [[0.5] * NUM_SLOTS]
+    assert history.accepted_share([0])[0, 0] == pytest.approx((1 + 8 * 0.5) / 9)
 
 
 def test_costs_of_fewer_slots_are_those_of_a_shorter_draft():

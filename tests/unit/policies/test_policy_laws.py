@@ -1,5 +1,7 @@
 """Every policy is lossless: exact joint laws of two and three rows over several rounds; and what breaks them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from laws import random_laws, round_law, sequence_law, total_variation
@@ -8,8 +10,9 @@ from policy_laws import World, joint_law, random_world, target_law, total_variat
 from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.accept import accept_sampled
 from dspark_hf.decoding.policies.block import BlockPolicy
-from dspark_hf.decoding.policies.facts import StepCosts
+from dspark_hf.decoding.policies.facts import RoundFacts, StepCosts
 from dspark_hf.decoding.policies.gate import DraftGate
+from dspark_hf.decoding.policies.goodput import GoodputPolicy
 from dspark_hf.decoding.policies.lagged import LaggedPolicy
 from dspark_hf.decoding.policies.pool import PooledPolicy
 from dspark_hf.decoding.policies.prefix import PrefixPolicy, SmoothedPolicy
@@ -61,6 +64,23 @@ def test_three_rows_with_a_capacity_from_the_round_before():
 @pytest.mark.parametrize("seed", range(2))
 def test_a_floor_from_past_rounds(make, seed):
     assert total_variation_of(random_world(2, 2, 2, seed), lambda: make(min_drafts_every=2)) < EXACT
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_weighed_by_what_they_have_got(seed, monkeypatch):
+    monkeypatch.setattr("dspark_hf.decoding.policies.urgency.ROUNDS_SPREAD", 0.3)  # weights that differ from round 2 on
+    weights = []
+    right = RoundFacts.__init__
+
+    def watched(self, *args, **more):
+        right(self, *args, **more)
+        weights.append(tuple(self.weights.tolist()))
+
+    monkeypatch.setattr(RoundFacts, "__init__", watched)
+    world = random_world(2, 2, 2, seed, num_to_go=[6, 5])
+    assert total_variation_of(world, BlockPolicy) < EXACT
+    assert len(set(weights)) > 2
+    assert max(max(pair) for pair in weights) > 1.2
 
 
 @pytest.mark.parametrize("name", VERIFICATION_POLICIES)
@@ -126,6 +146,35 @@ def test_a_gate_in_front(name, monkeypatch):
     assert set(decisions) == {True, False}
 
 
+def test_lengths_from_past_rounds_that_change_with_what_was_accepted(monkeypatch):
+    """An estimate that moves within a round or two, and step times near break-even between lengths."""
+    monkeypatch.setattr("dspark_hf.decoding.policies.goodput._PRIOR", (0.5, 1.0))
+    costs = StepCosts.of([1.0, 1.0, 1.0, 1.1, 1.2, 1.3, 1.5])
+    lengths = []
+    right = GoodputPolicy.lengths
+    monkeypatch.setattr(GoodputPolicy, "lengths", lambda self, *args: lengths.append(right(self, *args)) or lengths[-1])
+    assert total_variation_of(random_world(2, 2, 3, 1, costs=costs), GoodputPolicy) < EXACT
+    assert {int(found[0]) for found in lengths} == {1, 2}
+
+
+class GoodputOfThisRound(GoodputPolicy):
+    """The length follows from how the round's own drafts look."""
+
+    def rate(self, like):
+        return like.new_tensor(float(self.seen.mean()))
+
+    def lengths(self, confidence, facts):
+        self.seen = confidence.conditional
+        return super().lengths(confidence, facts)
+
+
+def test_control_one_length_from_this_rounds_confidences_is_biased():
+    costs = StepCosts.of([1.0, 1.0, 1.0, 1.3, 1.5])  # one draft where few are accepted, else three
+    worlds = [random_world(1, 3, 1, seed, costs=costs, horizon=3) for seed in range(4)]
+    assert max(total_variation_of(world, GoodputOfThisRound) for world in worlds) > BIASED
+    assert max(total_variation_of(world, GoodputPolicy) for world in worlds) < EXACT
+
+
 # -- controls: what must not be done ----------------------------------------------------------------------------------
 
 
@@ -159,6 +208,18 @@ class OnePatience(PooledPolicy):
         return torch.tensor(best)
 
 
+class WeightsFromTheDraft(BlockPolicy):
+    """The row whose second draft is surer counts for more."""
+
+    def lengths(self, confidence, facts):
+        ahead = confidence.survival[:, 1]
+        return super().lengths(confidence, replace(facts, weights=2 * ahead / ahead.sum().clamp(min=0.1)))
+
+
+def test_control_weights_that_look_ahead_are_biased():
+    assert worst(WeightsFromTheDraft) > BIASED
+
+
 def worst(new_policy, **more):
     return max(total_variation_of(random_world(2, 2, 1, seed, **more), new_policy) for seed in range(12))
 
@@ -172,7 +233,7 @@ def test_control_a_capacity_from_this_rounds_broken_slots_is_biased():
     assert worst(CapacityFromBrokenSlots, usable=usable_before_a_one) > BIASED
 
 
-@pytest.mark.parametrize("name", [name for name in VERIFICATION_POLICIES if name not in ("full", "lagged")])
+@pytest.mark.parametrize("name", [name for name in VERIFICATION_POLICIES if name not in ("full", "goodput", "lagged")])
 def test_control_confidence_that_reads_its_own_token_is_biased(name):
     assert worst(named(name), reads_own_token=True) > BIASED
 

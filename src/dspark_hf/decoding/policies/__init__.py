@@ -1,7 +1,8 @@
 """Verification policies: how many drafts of each row the target verifies; and the gate that says whether to draft.
 
     facts.py    what a policy may know, and the interface of all of them
-    simple.py   `full`, `threshold`: rows on their own
+    simple.py   `full`, `threshold`, `survival`: rows on their own
+    goodput.py  `goodput`: one length for all rows
     pool.py     candidates of all rows in one order, best first
     prefix.py   `prefix` (Algorithm 1), `smoothed`
     block.py    `block`

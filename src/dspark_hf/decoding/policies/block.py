@@ -19,10 +19,12 @@ class BlockPolicy(PooledPolicy):
     With t candidates admitted, each row's next candidate is known, and those behind it are taken to decay by
     `PRIOR_DECAY` a slot. The best total under that forecast is where the search is going: if it lies before the next
     checkpoint the policy admits that many and stops, else it admits up to the checkpoint and asks again. A stop
-    is decided on admitted candidates and rows' next ones only, as in Algorithm 1.
+    is decided on admitted candidates and rows' next ones only, as in Algorithm 1. Tokens of rows that hold up the
+    others count for more, by what is known before the draft (`urgency.py`).
     """
 
     name = "block"
+    weighs_rows = True
 
     def _num_drafts(self, pool: Pool, facts: RoundFacts, costs: StepCosts) -> Tensor:
         num_all = len(pool.order)

@@ -1,49 +1,39 @@
 """How many slots a round drafts: from past rounds and step times only, before anything of the round is known."""
 
-from collections.abc import Sequence
+import numpy as np
 
 from .facts import StepCosts
+from .history import Floats, RowHistory
 
-# Rows * rounds after which an observation has lost most of its weight (1 - 1/e).
-MEMORY_ROW_ROUNDS = 512.0
-
-# A slot is judged when it was drafted in so many rows * rounds. Those of slots that are left out fade like all others,
-# so such slots are drafted again now and then.
+# Slots are judged when all of them were drafted in so many rows * rounds. Rounds of slots that are left out fade like
+# all others, so such slots are drafted again now and then.
 MIN_ROW_ROUNDS = 48.0
 
 
-class DraftDepth:
-    """Leaves out slots at the end of a block that cost more time than their accepted drafts are worth.
+def slots_worth_drafting(history: RowHistory, shares: Floats, costs: StepCosts, weights: Floats | None = None) -> int:
+    """The number of slots with which a round promises most tokens a second, the most of equals, at least 1.
 
-    Slot k is worth drafting while its accepted drafts in a round, over the seconds of drawing it, are at least the
-    tokens per second of a whole round. Every slot is drafted until enough is known of it. A policy still decides how
-    much of what was drafted is verified.
+    Each number of slots is forecast with the best set of drafts to verify, if each row accepted what it did on average.
+    Every slot is drafted until enough is known of it. A policy still decides how much of what was drafted is verified.
 
     Args:
-        num_slots: Drafts of a whole block.
+        history: Of this call.
+        shares: What each live row accepts of each slot, `[rows, slots]`, as from [`RowHistory.accepted_share`].
+        costs: For these rows and whole blocks.
+        weights: What a token of each row is worth, `[rows]`, 1 on average; None: all the same.
     """
-
-    def __init__(self, num_slots: int) -> None:
-        self._weight = [0.0] * num_slots  # rows * rounds in which the slot was drafted
-        self._accepted = [0.0] * num_slots  # drafts accepted there
-        self._rate = 0.0  # tokens a second of the last rounds
-
-    def slots(self, num_live: int, costs: StepCosts) -> int:
-        """Slots to draft in the round that begins now, 1 to `num_slots`."""
-        others = range(1, len(self._weight))
-        return next((k for k in others if not self._is_worth(k, num_live, costs)), len(self._weight))
-
-    def observe(self, num_accepted: Sequence[int], lengths: Sequence[int], num_drafted: int, costs: StepCosts) -> None:
-        """Take a drafted round: drafts accepted and verified of each live row, and the slots that were drafted."""
-        num_live = len(num_accepted)
-        keep = max(0.0, 1.0 - num_live / MEMORY_ROW_ROUNDS)
-        for k in range(len(self._weight)):
-            self._weight[k] = keep * self._weight[k] + num_live * (k < num_drafted)
-            self._accepted[k] = keep * self._accepted[k] + sum(n > k for n in num_accepted)
-        rate = (num_live + sum(num_accepted)) / costs.round_seconds(num_live + sum(lengths))
-        self._rate = rate if not self._rate else keep * self._rate + (1.0 - keep) * rate
-
-    def _is_worth(self, k: int, num_live: int, costs: StepCosts) -> bool:
-        if self._weight[k] < MIN_ROW_ROUNDS:
-            return True
-        return num_live * self._accepted[k] / self._weight[k] >= self._rate * costs.slot_s
+    num_rows, num_slots = shares.shape
+    if num_slots == 1 or history.num_drafted.min() < MIN_ROW_ROUNDS:
+        return num_slots
+    gains = shares if weights is None else shares * weights[:, None]
+    seconds = np.asarray(costs.seconds)
+    best, best_rate = num_slots, 0.0
+    for k in range(num_slots, 0, -1):  # a round may turn out better than the mean: slots that cost nothing stay
+        drafts = -np.sort(-gains[:, :k], axis=None)
+        tokens = num_rows + np.concatenate([[0.0], drafts.cumsum()])
+        verified = np.minimum(num_rows + np.arange(len(tokens)), len(seconds) - 1)
+        rounds_s = seconds[verified] + costs.draft_s - (num_slots - k) * costs.slot_s + costs.overhead_s
+        rate = float((tokens / rounds_s).max())
+        if rate > best_rate * (1.0 + 1e-9):
+            best, best_rate = k, rate
+    return best

@@ -27,12 +27,14 @@ class StepCosts:
         draft_s: Seconds of one draft of the present rows.
         slot_s: Of those, seconds of each slot but the first.
         overhead_s: Seconds of a round that are neither, drafted or not.
+        row_s: Seconds that a plain step takes longer for each row, on average.
     """
 
     step_s: Tensor
     draft_s: float = 0.0
     overhead_s: float = 0.0
     slot_s: float = 0.0
+    row_s: float = 0.0
 
     @classmethod
     def of(
@@ -43,9 +45,10 @@ class StepCosts:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float64,
         slot_s: float = 0.0,
+        row_s: float = 0.0,
     ) -> "StepCosts":
         """Costs from numbers on the host, which nobody then has to read back from the device."""
-        costs = cls(torch.tensor(step_s, dtype=dtype, device=device), draft_s, overhead_s, slot_s)
+        costs = cls(torch.tensor(step_s, dtype=dtype, device=device), draft_s, overhead_s, slot_s, row_s)
         costs.__dict__["seconds"] = tuple(step_s)  # as the cached property would
         return costs
 
@@ -123,6 +126,8 @@ class RoundFacts:
         num_usable: int64 `[rows]`, slots before the first with broken numbers. Known slot by slot, as confidences
             are: slot k is judged by tokens before it.
         costs: None where no throughput profile is at hand.
+        weights: float `[rows]`, what a token of each row is worth, 1 on average over the live ones, from past rounds
+            only; None: all the same.
     """
 
     num_slots: int
@@ -131,6 +136,7 @@ class RoundFacts:
     room: Tensor
     num_usable: Tensor
     costs: StepCosts | None = None
+    weights: Tensor | None = None
 
     @classmethod
     def of(
@@ -141,6 +147,7 @@ class RoundFacts:
         is_live: Tensor | None = None,
         room: Tensor | None = None,
         costs: StepCosts | None = None,
+        weights: Tensor | None = None,
     ) -> "RoundFacts":
         """Facts about `block`; by default all rows are live and there is room for every draft."""
         num_rows, num_slots = block.tokens.shape
@@ -152,6 +159,7 @@ class RoundFacts:
             room=torch.full_like(usable, num_slots) if room is None else room,
             num_usable=usable,
             costs=costs,
+            weights=weights,
         )
 
     @cached_property

@@ -18,6 +18,8 @@ _DUE = 2.0
 class Pool:
     """The order in which drafts are admitted: by survival, ties by row and then slot, never by what comes later.
 
+    Of a policy that weighs rows survival is multiplied by the row's weight.
+
     N is rows * slots. Candidates that cannot be verified have survival 0; those are never admitted.
 
     Attributes:
@@ -91,6 +93,7 @@ class PooledPolicy:
     name: str
     needs_confidence = True
     needs_costs = True
+    weighs_rows = False  # whether a token of one row may count for more than that of another
 
     def __init__(self, min_drafts_every: int | None = None) -> None:
         self._floor = floor_of(min_drafts_every)
@@ -100,6 +103,8 @@ class PooledPolicy:
         assert confidence.survival is not None, "a drafter without confidence head is refused before drafting"
         assert facts.costs is not None, "a policy without costs is refused before drafting"
         survival = confidence.survival.to(facts.costs.step_s.dtype)
+        if self.weighs_rows and facts.weights is not None:
+            survival = survival * facts.weights[:, None]
         pool = Pool.of(survival, facts.limits, facts.num_live, self._floor.is_due(facts))
         return pool.first(self._num_drafts(pool, facts, facts.costs))
 

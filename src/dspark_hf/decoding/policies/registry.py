@@ -4,17 +4,25 @@ from collections.abc import Callable
 
 from .block import BlockPolicy
 from .facts import VerificationPolicy
+from .goodput import GoodputPolicy
 from .lagged import LaggedPolicy
 from .pool import PooledPolicy
 from .prefix import PrefixPolicy, SmoothedPolicy
-from .simple import FullPolicy, ThresholdPolicy
+from .simple import FullPolicy, SurvivalPolicy, ThresholdPolicy
 
 _POOLED: dict[str, type[PooledPolicy]] = {
     policy.name: policy for policy in (PrefixPolicy, SmoothedPolicy, BlockPolicy, LaggedPolicy)
 }
 
 # Policies that need step times.
-COST_POLICIES = frozenset(_POOLED)
+COST_POLICIES = frozenset({*_POOLED, GoodputPolicy.name})
+
+_THRESHOLDS: dict[str, type[ThresholdPolicy] | type[SurvivalPolicy]] = {
+    policy.name: policy for policy in (ThresholdPolicy, SurvivalPolicy)
+}
+
+# Policies that read the threshold of a call.
+THRESHOLD_POLICIES = frozenset(_THRESHOLDS)
 
 
 def policy_factory(
@@ -23,7 +31,7 @@ def policy_factory(
     """What makes policy `name`, one of `VERIFICATION_POLICIES`, afresh for each generate() call.
 
     Args:
-        threshold: Of policy `threshold`.
+        threshold: Of the policies that have one.
         min_drafts_every: Of the policies that weigh rows against each other; see [`PooledPolicy`].
 
     Raises:
@@ -31,9 +39,12 @@ def policy_factory(
     """
     if name == FullPolicy.name:
         return FullPolicy
-    if name == ThresholdPolicy.name:
-        ThresholdPolicy(threshold)  # refused now, not in the first round
-        return lambda: ThresholdPolicy(threshold)
+    if name == GoodputPolicy.name:
+        return GoodputPolicy
+    if name in _THRESHOLDS:
+        with_threshold = _THRESHOLDS[name]
+        with_threshold(threshold)  # refused now, not in the first round
+        return lambda: with_threshold(threshold)
     pooled = _POOLED[name]
     pooled(min_drafts_every)
     return lambda: pooled(min_drafts_every)

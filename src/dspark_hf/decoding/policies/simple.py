@@ -22,14 +22,13 @@ class FullPolicy:
         """Nothing to remember."""
 
 
-class ThresholdPolicy:
-    """Verify up to the first slot whose conditional acceptance estimate `c_k` is below a threshold (released code).
+class _FixedThreshold:
+    """What policies with a threshold share.
 
     Raises:
         UnsupportedGenerationError: the threshold is no probability.
     """
 
-    name = "threshold"
     needs_confidence = True
     needs_costs = False
 
@@ -41,10 +40,31 @@ class ThresholdPolicy:
             )
         self.threshold = threshold
 
-    def lengths(self, confidence: Confidence, facts: RoundFacts) -> Tensor:
-        assert confidence.conditional is not None, "a drafter without confidence head is refused before drafting"
-        keeps = confidence.conditional >= self.threshold
-        return keeps.long().cumprod(dim=-1).sum(dim=-1)
-
     def observe(self, confidence: Confidence, lengths: Tensor, num_accepted: Tensor, facts: RoundFacts) -> None:
         """Nothing to remember."""
+
+    def _before_first_below(self, estimates: Tensor | None) -> Tensor:
+        assert estimates is not None, "a drafter without confidence head is refused before drafting"
+        return (estimates >= self.threshold).long().cumprod(dim=-1).sum(dim=-1)
+
+
+class ThresholdPolicy(_FixedThreshold):
+    """Verify up to the first slot whose conditional acceptance estimate `c_k` is below a threshold (released code)."""
+
+    name = "threshold"
+
+    def lengths(self, confidence: Confidence, facts: RoundFacts) -> Tensor:
+        return self._before_first_below(confidence.conditional)
+
+
+class SurvivalPolicy(_FixedThreshold):
+    """Verify up to the first slot whose survival estimate `a_k`, of all drafts up to it, is below a threshold.
+
+    The stop of SpecDec++ (Huang et al., arXiv 2405.19715): as soon as a rejection so far is likelier than one minus
+    the threshold.
+    """
+
+    name = "survival"
+
+    def lengths(self, confidence: Confidence, facts: RoundFacts) -> Tensor:
+        return self._before_first_below(confidence.survival)
