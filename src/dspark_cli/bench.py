@@ -32,7 +32,7 @@ DrafterOption = Annotated[
 PolicyOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="own|full|threshold|prefix|smoothed|block|lagged[:N]",
+        metavar="own|full|threshold|survival|goodput|prefix|smoothed|block|lagged[:N]",
         help="Of every drafter that can follow it; :N for at most N drafts; may be repeated. Default: full.",
     ),
 ]
