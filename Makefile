@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart demo train-baselines test test-full test-gpu test-browser check fix clean
+.PHONY: help quickstart demo bench train-baselines test test-full test-gpu test-browser check fix clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,9 @@ demo: $(VENV)/.stamp-demo ## the same side by side in a browser
 DATA ?= answers
 train-baselines: $(VENV)/.stamp-train ## the drafters that are compared, on DATA=folder of answers
 	$(BIN)/python scripts/train_baselines.py --data $(DATA) $(ARGS)
+
+bench: $(VENV)/.stamp-test ## every table and figure of docs/evidence anew, in at most an hour
+	$(BIN)/python scripts/evidence.py $(ARGS)
 
 test: $(VENV)/.stamp-test ## the tests, without the ones that take minutes or a GPU
 	$(BIN)/pytest -m "not full and not gpu" $(ARGS)

@@ -7,6 +7,7 @@ errors come without that wait.
 import typer
 
 from .ablate import ablate_command
+from .bench import bench_command
 from .calibrate import calibrate_command
 from .card import card_command
 from .compare import compare_command
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("ablate")(ablate_command)
+app.command("bench")(bench_command)
 app.command("calibrate")(calibrate_command)
 app.command("card")(card_command)
 app.command("compare")(compare_command)

@@ -97,7 +97,7 @@ def compare_command(
         )
         check_output(json_file)
         set_up_torch(threads)
-        prompts = _read_prompts(prompts_file, num_prompts)
+        prompts = read_prompts(prompts_file, num_prompts)
         report, is_interrupted, profile_hint = _measure(target, drafter, dtype, device, prompts, settings)
         _show(report, json_file)
         if profile_hint:
@@ -159,7 +159,8 @@ def _profile_hint(target: "PreTrainedModel", drafter: "DSparkDraftModel") -> str
     )
 
 
-def _read_prompts(prompts_file: Path | None, num_prompts: int | None) -> "list[Prompt]":
+def read_prompts(prompts_file: Path | None, num_prompts: int | None) -> "list[Prompt]":
+    """The first prompts of a file, or of the shipped ones."""
     from dspark_hf.prompts import load_prompts, quickstart_prompts
 
     require(num_prompts is None or num_prompts >= 1, "num_prompts", num_prompts, ">= 1")
