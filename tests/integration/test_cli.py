@@ -75,7 +75,10 @@ def imported_by(*arguments):
     return {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
 
 
-HELPS = [["--help"], *([command, "--help"] for command in ("compare", "demo", "doctor", "profile"))]
+HELPS = [
+    ["--help"],
+    *([command, "--help"] for command in ("ablate", "bench", "compare", "demo", "doctor", "profile", "simulate")),
+]
 
 
 @pytest.mark.parametrize("arguments", HELPS)
