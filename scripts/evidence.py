@@ -1,6 +1,6 @@
 """All evidence anew: every table and figure below docs/evidence, each by one `dspark` command, in order.
 
-A stage is skipped when what it writes is there for the same command, inputs and release; `evidence.json` says what
+A stage is skipped when what it writes is there for the same command, inputs and source; `evidence.json` says what
 each was made from, and how long it took. Ctrl-C keeps what is done: the same command goes on. Drafters are the bundled
 one and those that `make train-baselines` left in `baselines/`; without one, its rows are missing, and a later run adds
 them.
@@ -11,6 +11,7 @@ them.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -43,8 +44,8 @@ BASELINES = {
 
 
 def fingerprint(stage: Stage) -> str | None:
-    """Of command, release and inputs; None where an input is missing."""
-    digest = hashlib.sha256(json.dumps([_release(), *map(_relative, stage.words)]).encode())
+    """Of command, the package's source and inputs; None where an input is missing."""
+    digest = hashlib.sha256(json.dumps([_source(), *map(_relative, stage.words)]).encode())
     for path in stage.reads:
         files = sorted(p for p in path.rglob("*") if _counts(p)) if path.is_dir() else [path]
         if not files or not all(file.is_file() for file in files):
@@ -59,8 +60,12 @@ def _counts(path: Path) -> bool:
     return path.suffix in (".safetensors", ".jsonl") or path.name == "config.json"
 
 
-def _release() -> str:
-    return (SOURCE / "_version.py").read_text(encoding="utf-8")
+@functools.cache
+def _source() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE.rglob("*.py")):
+        digest.update(path.relative_to(SOURCE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 class Manifest:
