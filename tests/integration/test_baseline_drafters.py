@@ -126,6 +126,15 @@ def test_policies_that_need_confidences_are_refused(kind, policy):
         )  # fmt: skip
 
 
+def test_a_policy_that_needs_step_times_is_refused_and_no_profile_is_asked_for(kind):
+    target = tiny_target()
+    with pytest.raises(UnsupportedGenerationError, match="draft for one row at a time; use verification_policy='full'"):
+        greedy(
+            target, random_ids(5), assistant_model=tiny_baseline(target, kind), verification_policy="goodput",
+            max_new_tokens=4,
+        )  # fmt: skip
+
+
 # -- sampled --------------------------------------------------------------------------------------------------------
 
 NUM_ROWS = 2000

@@ -57,19 +57,23 @@ class AutoregressiveCandidateGenerator(DSparkCandidateGenerator):
 
     def _read_committed(self, ids: Tensor) -> Any:
         """Run the pairs of committed tokens that are not in the cache yet; the last one holds the anchor."""
-        features, positions = self._take_pending()
-        assert features is not None and positions is not None, "each round commits a token"
+        features, _ = self._take_pending()
+        assert features is not None, "each round commits a token"
         tokens = self._without_holes(ids)[:, -features.shape[1] :]
         outputs = None
         for start in range(0, features.shape[1], CONTEXT_CHUNK_TOKENS):
             part = slice(start, start + CONTEXT_CHUNK_TOKENS)
-            outputs = self._read(tokens[:, part], int(positions[0, start]), context_features=features[:, part])
+            first = self._num_observed - features.shape[1] + start
+            outputs = self._read(tokens[:, part], first, context_features=features[:, part])
         return outputs
 
     def _read(self, tokens: Tensor, first_position: int, **inputs: Tensor | None) -> Any:
         """Run pairs of `tokens` `[1, T]` from `first_position` on, and keep them in the cache."""
         positions = torch.arange(first_position, first_position + tokens.shape[1], device=self._drafter.device)
-        embedded = self._drafter.embed(tokens.to(self._target_device), self._embedding)
+        size: int = getattr(self._embedding, "num_embeddings", self._drafter.config.vocab_size)
+        # An image's placeholder may lie beyond the embedding, as the target's own forward knows.
+        known = tokens.to(self._target_device).clamp(max=size - 1)
+        embedded = self._drafter.embed(known, self._embedding)
         outputs = self._drafter(embedded, positions[None], cache=self._cache, **inputs)
         self._cache.commit(tokens.shape[1])
         return outputs

@@ -60,7 +60,9 @@ class Scheduler:
         measured = cast(ThroughputProfile | None, self._profile if is_timed else None)
         self._residuals = None if measured is None else residuals_of(measured)
         self._history = RowHistory(num_slots)
-        self._weighs_rows = not fills_freed_rows and getattr(policy, "weighs_rows", False)
+        # With one number of rows profiled, nobody knows what a row costs.
+        knows_rows = self._profile is not None and len(self._profile.grid.num_rows) > 1
+        self._weighs_rows = knows_rows and not fills_freed_rows and getattr(policy, "weighs_rows", False)
         self._weights: dict[int, float] | None = None  # of the round in progress, by row
         self._num_slots = num_slots
         self._block_size = block_size
@@ -178,15 +180,14 @@ class Scheduler:
                 device=self._device,
                 dtype=torch.float32 if self._device.type == "mps" else torch.float64,
                 slot_s=measured.slot_s,
-                row_s=self._row_s(profile, num_rows, context),
+                row_s=self._row_s(profile, num_rows, context) if self._weighs_rows else 0.0,
             )
             self._known_costs[key] = whole.without_slots(self._block_size - self._num_slots)
         return self._known_costs[key]
 
     def _row_s(self, profile: RoundTimes, num_rows: int, context: int) -> float:
-        few = profile.grid.num_rows[0]
-        if num_rows == few:
-            return 0.0
+        few, more = profile.grid.num_rows[:2]
+        num_rows = max(num_rows, more)
         alone, together = (float(profile.step_costs(n, context).step_s[n]) for n in (few, num_rows))
         return max(0.0, (together - alone) / (num_rows - few))
 

@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 
 from .._compat import MERGED_CONFIDENCE_THRESHOLD, MERGED_NUM_ASSISTANT_TOKENS
 from ..config_rules import VERIFICATION_POLICIES
+from ..configuration_autoregressive import AutoregressiveConfig
 from ..configuration_dspark import DSparkConfig
 from ..errors import UnsupportedGenerationError
 from .policies.facts import VerificationPolicy
@@ -108,6 +109,12 @@ def _new_policy(
         raise UnsupportedGenerationError(
             f"verification_policy={name!r} needs a drafter with a confidence head and this one has none; "
             "use verification_policy='full'"
+        )
+    if policy.needs_costs and isinstance(config, AutoregressiveConfig):
+        raise UnsupportedGenerationError(
+            f"verification_policy={name!r} weighs drafts against step times, which are profiled for drafters that "
+            f"draft rows together, and {config.model_type!r} drafters draft for one row at a time; use "
+            "verification_policy='full', with num_assistant_tokens for fewer drafts"
         )
     if policy.needs_costs and why_no_costs is not None:
         if asked:

@@ -95,8 +95,8 @@ def _refuse(target: PreTrainedModel, drafter: DSparkDraftModel, plan: ProfilePla
         )
     if not drafter.drafts_rows_together:
         raise ThroughputProfileError(
-            f"{drafter.config.model_type!r} drafters draft for one row at a time and estimate no confidence, so no "
-            "policy weighs their drafts against step times; profile a DSpark drafter"
+            f"{drafter.config.model_type!r} drafters draft for one row at a time, so no policy weighs their drafts "
+            "against step times; profile a DSpark drafter"
         )
     most = getattr(target.config, "max_position_embeddings", None)
     longest = max(plan.contexts) + _num_new(drafter)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from .dataset import AnchorDataset, collate
-from .feature_cache import feature_bytes
+from .feature_cache import feature_bytes, layers_to_cache
 from .losses import chunk_bytes
 from .prepare import Prepared
 from .recipe import TrainingRequest
@@ -82,7 +82,8 @@ def estimate_run(
     num_parameters = sum(parameter.numel() for parameter in prepared.drafter.parameters())
     target = prepared.target
     target_bytes = sum(parameter.numel() * parameter.element_size() for parameter in target.parameters())
-    cache_bytes = feature_bytes(num_tokens, len(config.target_layer_ids), config.hidden_size, target.dtype)
+    num_layers = len(layers_to_cache(request.features_folder, config))
+    cache_bytes = feature_bytes(num_tokens, num_layers, config.hidden_size, target.dtype)
     if num_steps is None:
         num_steps = _num_steps(request, num_sequences, step_s, features_s)
     num_evaluations = request.num_evaluations or max(

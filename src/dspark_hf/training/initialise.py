@@ -210,4 +210,5 @@ def _copy_head(drafter: DSparkDraftModel, head: nn.Linear, target: PreTrainedMod
     theirs = target.get_output_embeddings()
     ids = drafter.draft_token_ids
     if is_plain_linear(theirs):  # training refuses others
-        head.weight.copy_(theirs.weight if ids is None else theirs.weight[ids])
+        rows = theirs.weight if ids is None else theirs.weight[ids]
+        head.weight.copy_(rows * drafter.config.logit_multiplier)  # which its own head's logits are not multiplied with

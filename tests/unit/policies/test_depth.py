@@ -74,3 +74,9 @@ def test_costs_of_fewer_slots_are_those_of_a_shorter_draft():
     assert whole.without_slots(0) is whole
     assert whole.without_slots(3).draft_s == pytest.approx(0.25)
     assert whole.without_slots(3).round_seconds(8) == pytest.approx(1.25)
+
+
+def test_when_half_of_the_rows_have_ended_every_slot_is_tried_again():
+    history = RowHistory(NUM_SLOTS)
+    assert run(history, costs(0.2), [0] * 8, 60)[-1] == 1
+    assert run(history, costs(0.2, 4), [NUM_SLOTS] * 4, 12)[-1] == NUM_SLOTS

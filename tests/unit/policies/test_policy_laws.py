@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from laws import random_laws, round_law, sequence_law, total_variation
-from policy_laws import World, joint_law, random_world, target_law, total_variation_of
+from policy_laws import World, confidence_of, facts_of, joint_law, random_world, target_law, total_variation_of
 
 from dspark_hf.config_rules import VERIFICATION_POLICIES
 from dspark_hf.decoding.accept import accept_sampled
@@ -18,6 +18,7 @@ from dspark_hf.decoding.policies.pool import PooledPolicy
 from dspark_hf.decoding.policies.prefix import PrefixPolicy, SmoothedPolicy
 from dspark_hf.decoding.policies.registry import policy_factory
 from dspark_hf.decoding.policies.simple import ThresholdPolicy
+from dspark_hf.decoding.schedule import schedule
 from dspark_hf.evaluation.hindsight import HindsightPolicy
 
 EXACT = 1e-12
@@ -58,6 +59,20 @@ def test_three_rows_over_two_rounds(name):
 
 def test_three_rows_with_a_capacity_from_the_round_before():
     assert total_variation_of(random_world(3, 2, 2, 1), lagged_by(1)) < EXACT
+
+
+def test_a_floor_holds_whatever_rows_weigh():
+    """The row that is due comes before all drafts of a row that counts for nearly all."""
+    policy = BlockPolicy(min_drafts_every=2)
+    costs = StepCosts.of([1.0] * 5 + [1.0 + 0.9 * b for b in range(1, 17)])
+    facts = facts_of(4, 3, costs=costs, weights=torch.tensor([3.85, 0.05, 0.05, 0.05], dtype=torch.float64))
+    sure = confidence_of([[0.95, 0.95, 0.95]] + [[0.3, 0.3, 0.3]] * 3)
+    seen = []
+    for _ in range(4):
+        lengths = schedule(policy, sure, facts)
+        policy.observe(sure, lengths, torch.zeros_like(lengths), facts)
+        seen.append(lengths.tolist())
+    assert all(sum(lengths[row] for lengths in seen[i : i + 2]) >= 1 for row in (1, 2, 3) for i in range(3))
 
 
 @pytest.mark.parametrize("make", POOLED, ids=lambda policy: policy.name)

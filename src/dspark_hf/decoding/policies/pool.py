@@ -10,9 +10,6 @@ from ..types import Confidence
 from .facts import RoundFacts, StepCosts
 from .floor import floor_of
 
-# Above every survival: a row that is due comes first.
-_DUE = 2.0
-
 
 @dataclass(frozen=True, eq=False)
 class Pool:
@@ -49,7 +46,7 @@ class Pool:
         key, num_due = survival, torch.zeros_like(num_live)
         if is_due is not None:
             comes_first = is_due & (survival[:, 0] > 0)
-            key = survival + _DUE * (comes_first[:, None] & (slots == 0))
+            key = torch.where(comes_first[:, None] & (slots == 0), torch.inf, survival)
             num_due = comes_first.sum()
         return cls(survival, key.flatten().argsort(stable=True, descending=True), num_live, num_due)
 
