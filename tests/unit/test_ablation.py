@@ -107,6 +107,34 @@ def test_plain_and_full_are_what_they_say(report):
     assert plain.fairness.jain is None and plain.fairness.share_starved == 1.0
 
 
+def test_plain_decoding_costs_the_steps_of_plain_generate(report):
+    """Not a step of the drafter's loop and its overhead, which are dearer or cheaper by chance."""
+    (machine,) = (name for name in report.machines if name.startswith("measured"))
+    profile, context = profile_of(StaircaseMachine()), int(machine.split()[2])
+    loop_s = profile.step_s(1, 1, context) + profile.overhead_s(1)
+    assert profile.plain_step_s(1, context) < 0.7 * loop_s, "or the test could not tell"
+    cells = {c.policy: c for c in report.cells if (c.mode, c.machine, c.num_rows) == ("greedy", machine, 1)}
+    plain, full = cells["plain"].theta.value, cells["full"]
+    assert plain == pytest.approx(1 / profile.plain_step_s(1, context))
+    assert cells["plain"].expected_theta == pytest.approx(plain)
+    round_s = profile.step_s(1, 4, context) + profile.draft_s(1, context) + profile.overhead_s(1)
+    assert full.over_plain.value == pytest.approx(full.tau / round_s / plain - 1)
+
+
+def test_a_fixed_length_of_none_is_plain_decoding():
+    from dspark_hf.evaluation.ablation import _load_cells, _Statics
+
+    traces = FlatTraces.of(synthetic_traces({"a": [0.05] * 3}, num_prompts=4, num_rounds=40, seed=0))
+    request = AblationRequest((Path("x"),), max_rounds=20)
+    machine = measured(profile_of(StaircaseMachine()), 3, 20)
+    statics = _Statics(traces, traces, 1, request)
+    setting, theta = statics.tune(machine.costs(1), machine.plain_costs(1))["fixed"]
+    cells = {c.policy: c for c in _load_cells(statics, Place("greedy", "m", 1), machine, request)}
+    assert (setting, cells["fixed"].setting) == (0, 0.0)
+    assert theta == pytest.approx(1 / profile_of(StaircaseMachine()).plain_step_s(1, 20))
+    assert cells["fixed"].theta == cells["plain"].theta and cells["fixed"].over_plain.value == 0.0
+
+
 def test_uneven_schedules_show_who_goes_without(report):
     fair = cell_of(report, "block").fairness
     assert fair.budget_by_domain["math"] > fair.budget_by_domain["chat"] + 0.1
@@ -120,11 +148,11 @@ def test_static_schedules_are_tuned_on_the_other_half(files):
     from dspark_hf.evaluation.ablation import _Statics
 
     request = AblationRequest((Path("x"),), max_rounds=60)
-    costs = staircase(1, 3, scale=16).costs(8)
+    machine = staircase(1, 3, scale=16)
     found = {}
     for tuned, judged in ((low, high), (high, low)):
         statics = _Statics(FlatTraces.of(tuned), FlatTraces.of(judged), 8, request)
-        found[tuned] = statics.tune(costs)
+        found[tuned] = statics.tune(machine.costs(8), machine.plain_costs(8))
     assert found[low]["fixed"][0] <= 1 and found[high]["fixed"][0] == 3
     assert found[high]["survival"][0] in THRESHOLDS
 
@@ -138,9 +166,9 @@ def test_tuning_finds_the_best_length_of_known_acceptance():
     )
     statics = _Statics(traces, traces, 8, AblationRequest((Path("x"),), max_rounds=10**6))
     for scale in (4, 16, 64, 256):
-        costs = staircase(1, 3, scale).costs(8)
+        machine = staircase(1, 3, scale)
         theta = {n: 8 * sum(rate**j for j in range(n + 1)) / (1 + 8 * (1 + n) / scale) for n in range(4)}
-        setting, got = statics.tune(costs)["fixed"]
+        setting, got = statics.tune(machine.costs(8), machine.plain_costs(8))["fixed"]
         assert setting == max(theta, key=theta.get)
         assert got == pytest.approx(theta[setting], rel=0.04)
 
@@ -153,9 +181,9 @@ def test_intervals_of_a_difference_are_paired():
     load = deal(traces, 2, max_rounds=10_000, seed=0)
     logs = {name: replay(traces, load, fixed(traces, n)) for name, n in (("plain", 0), ("full", 3), ("fixed", 2))}
     logs |= {"survival": logs["full"], "hindsight": logs["full"]}
-    cells = {
-        c.policy: c for c in cells_of(Place("greedy", "m", 2), logs, {"fixed": 2.0}, "survival", traces, costs, seed=0)
-    }
+    by_name = dict.fromkeys(logs, costs)
+    found = cells_of(Place("greedy", "m", 2), logs, {"fixed": 2.0}, "survival", traces, by_name, seed=0)
+    cells = {c.policy: c for c in found}
     one, two = cells["full"].theta, cells["fixed"].theta
     assert one.low < two.high  # each by itself
     assert cells["full"].over_static.value == 0.0 and cells["full"].over_static.low == 0.0
@@ -174,7 +202,8 @@ def test_one_domain_can_starve():
     starving = replay(traces, load, StaticSchedule(lengths, 3))
     logs = {name: replay(traces, load, fixed(traces, 3)) for name in ("full", "hindsight", "fixed", "survival")}
     logs |= {"plain": replay(traces, load, fixed(traces, 0)), "starving": starving}
-    cells = cells_of(Place("greedy", "m", 3), logs, {}, "fixed", traces, staircase(1, 3).costs(3), seed=0)
+    costs = dict.fromkeys(logs, staircase(1, 3).costs(3))
+    cells = cells_of(Place("greedy", "m", 3), logs, {}, "fixed", traces, costs, seed=0)
     fair = next(c for c in cells if c.policy == "starving").fairness
     assert fair.budget_by_domain == {"chat": 0.0, "math": 3.0}
     assert (fair.jain, fair.lowest_budget, fair.share_starved, fair.longest_wait) == (0.5, 0.0, 0.5, 30)
@@ -196,6 +225,7 @@ def test_the_page_and_the_json_hold_every_load(report, tmp_path):
     block = cell_of(report, "block")
     assert f"{1 + block.over_plain.value:.2f} ± " in page and f"{block.over_static.value:+.1%} ± " in page
     assert "| `hindsight` |" in page
+    assert "held fixed" in page and "steps of plain generate()" in page
 
 
 def test_the_command_writes_all_three_files(files, tmp_path):

@@ -19,9 +19,9 @@ INDEX = FOLDER / "README.md"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path != INDEX)
 NUMBERS = range(1, 28)
 SECTIONS = ["Evidence", "Reproduce", "Limits"]
-# Whose numbers some pages wait for; a command that is there is checked like any other.
+# What some pages still need a run of; a command that is there is checked like any other.
 AWAITED = {"ablate", "bench", "simulate", "traces"}
-WAITING = "<!-- numbers: "
+NEEDED = re.compile(r"needs\s+a\s+run\s+of\s+(`dspark \w+`)")
 
 
 def loaded(name, path, monkeypatch):
@@ -135,9 +135,25 @@ def test_the_index_has_every_question_and_every_page():
         assert line.partition(" | ")[2].strip(), f"question {number} has neither answer nor reason"
 
 
-def test_the_index_says_which_pages_wait_for_numbers():
-    waiting = {number_of(page) for page in PAGES if WAITING in page.read_text(encoding="utf-8")}
-    assert {int(number) for number, line in rows_of_the_index() if "waits for" in line} >= waiting
+def open_points(text):
+    """The runs that an answer still needs; whether it says that it is not answered yet."""
+    return set(NEEDED.findall(text)), re.search(r"not\s+answered\s+yet", text, re.IGNORECASE) is not None
+
+
+def test_pages_and_index_agree_on_what_is_not_answered_yet():
+    lines = dict(rows_of_the_index())
+    found = {number_of(page): open_points(page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {number: open_points(lines[str(number)]) for number in found} == found
+    assert all(bool(runs) == is_open for runs, is_open in found.values()), "what it takes, and that it is open"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_page_has_a_gap_for_numbers(page):
+    text = page.read_text(encoding="utf-8")
+    comments = {found.partition(":")[0] for found in re.findall(r"<!-- (.*?) -->", text)}
+    assert comments <= {"table", "end of table"}
+    without_tables = re.sub(r"<!-- .*? -->\n?", "", text)
+    assert not re.search(r":\n+(#|\Z)", without_tables), "a colon with nothing behind it"
 
 
 def test_tables_are_those_of_the_reports(tables):

@@ -284,6 +284,7 @@ def test_staircases_are_their_formula():
     costs = machine.costs(5)
     assert costs.seconds == tuple(1 + 8 * np.ceil(b / 8) / 256 for b in range(21))
     assert (machine.name, costs.draft_s) == ("1 + 8⌈B/8⌉/256", 0.0)
+    assert machine.plain_costs(5).seconds[5] == costs.seconds[5], "a plain step of a formula is its step"
     assert [m.name for m in machines_for([1, 4], None, SLOTS, 9)] == ["1 + B/256", "1 + 4⌈B/4⌉/256"]
 
 

@@ -200,8 +200,8 @@ def _study(
 
 
 def _load_cells(statics: "_Statics", place: Place, machine: Machine, request: AblationRequest) -> list[Cell]:
-    costs = machine.costs(place.num_rows)
-    settings = statics.tune(costs)
+    costs, plain_costs = machine.costs(place.num_rows), machine.plain_costs(place.num_rows)
+    settings = statics.tune(costs, plain_costs)
     logs = {
         "plain": statics.judged("fixed", 0),
         "full": statics.judged("fixed", statics.traces.num_slots),
@@ -213,7 +213,10 @@ def _load_cells(statics: "_Statics", place: Place, machine: Machine, request: Ab
     }
     best = max(settings, key=lambda name: settings[name][1])
     tuned = {name: float(setting) for name, (setting, _) in settings.items()}
-    return cells_of(place, logs, tuned, best, statics.traces, costs, seed=request.seed)
+    costs_by_name = {name: costs for name in logs} | {"plain": plain_costs}
+    if not settings["fixed"][0]:
+        costs_by_name["fixed"] = plain_costs
+    return cells_of(place, logs, tuned, best, statics.traces, costs_by_name, seed=request.seed)
 
 
 class _Statics:
@@ -234,11 +237,17 @@ class _Statics:
         }
         self.judged = cache(self._judged)
 
-    def tune(self, costs: StepCosts) -> dict[str, tuple[float, float]]:
-        """The best setting of each kind on the tuning half, and its Theta there; the first of equals."""
+    def tune(self, costs: StepCosts, plain_costs: StepCosts) -> dict[str, tuple[float, float]]:
+        """The best setting of each kind on the tuning half, and its Theta there; the first of equals.
+
+        Args:
+            costs: Of a round with a drafter.
+            plain_costs: Of one without, which is what a fixed length of 0 is.
+        """
         best: dict[str, tuple[float, float]] = {}
         for (name, setting), log in self._tuning_logs.items():
-            theta = float(log.tokens.sum() / log.text_seconds(costs).sum())
+            own = plain_costs if (name, setting) == ("fixed", 0) else costs
+            theta = float(log.tokens.sum() / log.text_seconds(own).sum())
             if name not in best or theta > best[name][1]:
                 best[name] = setting, theta
         return best

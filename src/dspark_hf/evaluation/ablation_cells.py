@@ -93,7 +93,7 @@ def cells_of(
     settings: Mapping[str, float],
     static: str,
     traces: FlatTraces,
-    costs: StepCosts,
+    costs: Mapping[str, StepCosts],
     *,
     seed: int,
 ) -> list[Cell]:
@@ -103,12 +103,12 @@ def cells_of(
         logs: By name, with `plain`, `full`, `hindsight` and `static` among them.
         settings: What was tuned, by name.
         static: Name of the better static schedule.
-        costs: Of the machine, for the load's rows.
+        costs: Of the machine, for the load's rows, by name: plain generation's are not those of a drafter's loop.
         seed: Of the resampling.
     """
     num_prompts = len(traces.starts)
     columns = {
-        name: (log.by_prompt(log.tokens, num_prompts), log.by_prompt(log.text_seconds(costs), num_prompts))
+        name: (log.by_prompt(log.tokens, num_prompts), log.by_prompt(log.text_seconds(costs[name]), num_prompts))
         for name, log in logs.items()
     }
 
@@ -128,7 +128,7 @@ def cells_of(
             over_static=over(name, static),
             over_hindsight=over(name, "hindsight"),
             scheduler_share=_scheduler_share(columns, name, gain, seed),
-            expected_theta=float((log.expected_tokens / log.seconds(costs)).mean()),
+            expected_theta=float((log.expected_tokens / log.seconds(costs[name])).mean()),
             tau=float(log.tokens.sum() / log.rounds.sum()),
             budget=float(log.drafts.sum() / log.rounds.sum()),
             share_accepted=float(log.accepted.sum() / log.drafts.sum()) if log.drafts.any() else None,

@@ -80,7 +80,11 @@ def _method() -> list[str]:
         "The batch is always full: a row whose text is done takes the next one. All schedules work through the same "
         f"texts, and differences are paired: ± is half of a {LEVEL:.0%} bootstrap interval over prompts. A round costs "
         "the seconds of the step for the tokens verified, of the draft for the slots drafted, and the overhead; in the "
-        "formulas drafts are free, as in the paper's Theta.",
+        "formulas drafts are free, as in the paper's Theta. Plain decoding costs the steps of plain generate(); "
+        "a round in which another schedule drafts nothing costs a step of the drafter's loop, and the overhead.",
+        "",
+        "Intervals are over prompts alone. The seconds of the rounds that a prompt met are held fixed, so neither how "
+        "sure step times are nor how another batch around the prompt would have gone is in them.",
     ]
 
 

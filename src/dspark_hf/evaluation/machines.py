@@ -19,13 +19,19 @@ class Machine:
         name: For people; of a staircase its formula.
         unit: What time is counted in.
         costs: Costs of a round by the number of rows; raises ThroughputProfileError where that was not measured.
+        plain_step_s: Time of a step of plain generation, which has no drafter, by the number of rows; raises likewise.
         max_rows: Most rows; None: any number.
     """
 
     name: str
     unit: str
     costs: Callable[[int], StepCosts]
+    plain_step_s: Callable[[int], float]
     max_rows: int | None = None
+
+    def plain_costs(self, num_rows: int) -> StepCosts:
+        """Costs of plain generation: of a round that verifies nothing and has no loop around it."""
+        return StepCosts.of([self.plain_step_s(num_rows)] * (num_rows + 1))
 
 
 def staircase(width: int, num_slots: int, scale: int = SCALE) -> Machine:
@@ -39,7 +45,7 @@ def staircase(width: int, num_slots: int, scale: int = SCALE) -> Machine:
         return StepCosts.of([1 + width * -(-b // width) / scale for b in range(num_rows * (1 + num_slots) + 1)])
 
     name = f"1 + B/{scale}" if width == 1 else f"1 + {width}⌈B/{width}⌉/{scale}"
-    return Machine(name, "empty steps", costs)
+    return Machine(name, "empty steps", costs, lambda num_rows: costs(num_rows).seconds[num_rows])
 
 
 def measured(profile: ThroughputProfile, num_slots: int, context: int) -> Machine:
@@ -60,7 +66,13 @@ def measured(profile: ThroughputProfile, num_slots: int, context: int) -> Machin
         whole = StepCosts.of(step_s, found.draft_s, profile.overhead_s(num_rows), slot_s=found.slot_s)
         return whole.without_slots(block - num_slots)
 
-    return Machine(f"measured at {context} tokens of context", "seconds", costs, profile.grid.num_rows[-1])
+    return Machine(
+        name=f"measured at {context} tokens of context",
+        unit="seconds",
+        costs=costs,
+        plain_step_s=lambda num_rows: profile.plain_step_s(num_rows, context),
+        max_rows=profile.grid.num_rows[-1],
+    )
 
 
 def machines_for(

@@ -1,15 +1,19 @@
 """The simulated server against formulas: rates, waiting, conservation, order, and one replay written out."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from simulated import GAMMA, TableTimes, bank, draft_s, machine, random_bank, setting, step_s, system
+from throughput_machines import StaircaseMachine, profile_of
 
 from dspark_hf.evaluation.simulation.bank import RoundBank
-from dspark_hf.evaluation.simulation.machine import Machine
+from dspark_hf.evaluation.simulation.machine import Machine, machine_of
 from dspark_hf.evaluation.simulation.measures import measure
+from dspark_hf.evaluation.simulation.systems import Plan, SchedulerPlanner
 from dspark_hf.evaluation.simulation.workload import ClosedLoop, PoissonArrivals
+from dspark_hf.fitting.profile_store import save_profile
 
 ALL_SYSTEMS = ["plain", "mtp-1", "fixed-2", "full", "threshold", "prefix", "smoothed", "block", "lagged"]
 
@@ -45,6 +49,46 @@ def test_a_closed_loop_gives_rows_times_tau_a_round(name, length, num_slots, use
     assert numbers["throughput_tok_s"] == pytest.approx(users * (kept + 1) / round_s, rel=1e-12)
     assert numbers["concurrency"] == pytest.approx(users)
     assert numbers["slowest_to_median"] == pytest.approx(1) and numbers["jain_index"] == pytest.approx(1)
+
+
+class AlwaysPlainLoop(SchedulerPlanner):
+    """A policy whose gate never opens."""
+
+    def __init__(self):
+        pass
+
+    def plan(self, ids, confidence, context):
+        return Plan(0, np.zeros(len(ids), dtype=np.int64))
+
+    def observe(self, plan, num_accepted):
+        pass
+
+
+def profiled(tmp_path):
+    """A setting on a measured machine, and the profile."""
+    profile = profile_of(StaircaseMachine())
+    on = machine_of(str(save_profile(profile, tmp_path / "mine.json")), GAMMA)
+    return setting(bank([[0] * 4]), lengths="fixed:16,10", max_rows=2, on=replace(on, prefill_token_s=0.0)), profile
+
+
+def test_plain_generation_costs_its_own_steps_and_a_closed_gate_those_of_the_drafters_loop(tmp_path):
+    place, profile = profiled(tmp_path)
+    loop_s = profile.step_s(2, 2, 16) + profile.overhead_s(2)
+    plain_s = profile.plain_step_s(2, 16)
+    assert abs(plain_s / loop_s - 1) > 0.1, "or the test could not tell"
+    plain = place.server(system("plain"), ClosedLoop(2), seed=0).run(served_until(4))
+    server = place.server(system("block"), ClosedLoop(2), seed=0)
+    server._planner = AlwaysPlainLoop()
+    gated = server.run(served_until(4))
+    for run, step in ((plain, plain_s), (gated, loop_s)):
+        assert {one.num_rows for one in run.rounds} == {2} and {one.num_slots for one in run.rounds} == {0}
+        np.testing.assert_allclose([one.seconds for one in run.rounds], step)
+
+
+def test_what_plain_steps_can_do_is_what_plain_generation_does(tmp_path):
+    for place in (profiled(tmp_path)[0], setting(bank([[0] * 4]), lengths="fixed:16,10", max_rows=2)):
+        numbers = measure(place.closed(system("plain"), 2, seed=0, first=2, count=8), 2, 8)
+        assert place.plain_capacity() == pytest.approx(numbers["throughput_tok_s"])
 
 
 def test_users_without_a_row_wait():

@@ -1,6 +1,7 @@
 """Machines to simulate on: measured profiles, and formulas."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +76,8 @@ class Machine:
         times: What rounds take.
         prefill_token_s: Seconds that a token of a prompt holds up all rows when its request is admitted.
         origin: Provenance of a measured profile.
+        plain_step_s: Seconds of a step of plain generation by rows and tokens of context; None: those of a round that
+            drafts nothing.
     """
 
     name: str
@@ -82,7 +85,9 @@ class Machine:
     times: RoundTimes
     prefill_token_s: float = 0.0
     origin: dict[str, object] | None = None
+    plain_step_s: Callable[[int, int], float] | None = None
     _known: dict[tuple[int, int], StepCosts] = field(default_factory=dict)
+    _known_plain: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @property
     def max_rows(self) -> int:
@@ -105,6 +110,19 @@ class Machine:
                 measured.step_s.tolist(), measured.draft_s, self.times.overhead_s(rows), slot_s=measured.slot_s
             )
         return self._known[key]
+
+    def plain_s(self, num_rows: int, context: int) -> float:
+        """Seconds of a step of plain generation, without a drafter and what its rounds need beside it."""
+        bucket = context // COSTS_EVERY_TOKENS
+        key = num_rows, bucket
+        if key not in self._known_plain:
+            if self.plain_step_s is None:
+                costs = self.costs(num_rows, context)
+                self._known_plain[key] = costs.seconds[num_rows] + costs.overhead_s
+            else:
+                rows = max(num_rows, self.times.grid.num_rows[0])
+                self._known_plain[key] = self.plain_step_s(rows, bucket * COSTS_EVERY_TOKENS)
+        return self._known_plain[key]
 
 
 def machine_of(name: str, block_size: int) -> Machine:
@@ -139,6 +157,7 @@ def machine_of(name: str, block_size: int) -> Machine:
         times=profile,
         prefill_token_s=float(longest[-1]) / (len(longest) - 1),
         origin=profile.provenance,
+        plain_step_s=profile.plain_step_s,
     )
 
 

@@ -221,13 +221,8 @@ class Server:
         index = self._bank.index(rows[_TEXT], rows[_ROUNDS], rows[_TOKENS])
         logits, confidence = self._estimates.of(self._bank, index, self._now_s)
         plan = self._planner.plan(rows[_ID], confidence, context)
-        costs = self._machine.costs(num_rows, context)
         num_verified = int(plan.lengths.sum())
-        if plan.num_slots:
-            shorter = costs.without_slots(self._machine.block_size - plan.num_slots)
-            seconds = shorter.round_seconds(num_rows + num_verified)
-        else:
-            seconds = costs.seconds[num_rows] + costs.overhead_s
+        seconds = self._seconds(plan.num_slots, num_rows, num_verified, context)
         num_accepted = np.minimum(self._bank.num_accepted[index], plan.lengths)
         self._planner.observe(plan, num_accepted)
         self._now_s += seconds
@@ -239,6 +234,15 @@ class Server:
             Round(self._now_s, seconds, num_rows, plan.num_slots, num_verified, int(num_accepted.sum()), total)
         )
         self._count(num_tokens, plan.lengths, plan.num_slots > 0)
+
+    def _seconds(self, num_slots: int, num_rows: int, num_verified: int, context: int) -> float:
+        """Of a round."""
+        if not self._planner.has_drafter:
+            return self._machine.plain_s(num_rows, context)
+        costs = self._machine.costs(num_rows, context)
+        if not num_slots:
+            return costs.seconds[num_rows] + costs.overhead_s
+        return costs.without_slots(self._machine.block_size - num_slots).round_seconds(num_rows + num_verified)
 
     def _count(self, num_tokens: Ints, lengths: Ints, is_drafted: bool) -> None:
         """Hand out tokens, and let those who have all of theirs go."""

@@ -81,9 +81,8 @@ class Setting:
     def plain_capacity(self) -> float:
         """Tokens a second of plain steps with all rows busy, by formula: prompts, then steps at the mean context."""
         prompt, answer = self.mean_tokens()
-        costs = self.machine.costs(self.max_rows, round(prompt + answer / 2))
-        step_s = (costs.seconds[self.max_rows] + costs.overhead_s) / self.max_rows
-        return 1 / (step_s + self.machine.prefill_token_s * prompt / answer)
+        step_s = self.machine.plain_s(self.max_rows, round(prompt + answer / 2))
+        return 1 / (step_s / self.max_rows + self.machine.prefill_token_s * prompt / answer)
 
     def mean_tokens(self) -> tuple[float, float]:
         """Of prompts and answers."""

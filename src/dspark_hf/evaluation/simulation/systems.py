@@ -90,7 +90,14 @@ class Plan(NamedTuple):
 
 
 class Planner(Protocol):
-    """Decides round by round; it sees ids, confidences of the present drafts, and what past rounds accepted."""
+    """Decides round by round; it sees ids, confidences of the present drafts, and what past rounds accepted.
+
+    Attributes:
+        has_drafter: Rounds run in the drafter's loop, those that draft nothing too; without, in that of plain
+            generation.
+    """
+
+    has_drafter: bool
 
     def plan(self, ids: Ints, confidence: Confidence, context: int) -> Plan:
         """Of the round that begins now.
@@ -108,7 +115,9 @@ class Planner(Protocol):
 
 
 class PlainPlanner:
-    """Never drafts."""
+    """Plain generation."""
+
+    has_drafter = False
 
     def plan(self, ids: Ints, confidence: Confidence, context: int) -> Plan:
         return Plan(0, np.zeros(len(ids), dtype=np.int64))
@@ -119,6 +128,8 @@ class PlainPlanner:
 
 class SchedulerPlanner:
     """What generate() does with a batch: the gate, the depth of drafts, the policy."""
+
+    has_drafter = True
 
     def __init__(self, scheduler: Scheduler, num_slots: int) -> None:
         self._scheduler = scheduler
