@@ -331,16 +331,28 @@ def test_a_drafter_without_a_profile_borrows_the_steps_of_another():
     batch = Batch(("p",), (tuple(range(20)),))
     runs = {Place(0, 0): {BASELINE: WayRun(1, 17, 1.0, 0.1, 17), "D, full": WayRun(1, 17, 1.46, 0.3, 9, told, 1)}}
     notes = []
-    plain, split = splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes)
+    plain, split = splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes, device_type="cpu")
     slowdown = 0.9 / (16 * (7e-4 + 1e-6 * 28))
     assert split.draft_s == pytest.approx(0.02 / slowdown) and split.parts["draft"] == pytest.approx(0, abs=1e-12)
     assert split.step_s == pytest.approx(profiled.profile.step_s(1, 3, 20))
     assert plain.parts["the machine since"] > 0 and not notes
     wide = replace(told, rounds=(Round(1, 7, 7, 20),) * 8)
     runs[Place(0, 0)]["D, full"] = WayRun(1, 17, 1.46, 0.3, 9, wide, 1)
-    assert len(splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes)) == 1
+    assert len(splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes, device_type="cpu")) == 1
     assert "main, D, full: no prediction: a step of 8 tokens" in notes[0]
-    assert splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {}, notes) == []
+    assert splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {}, notes, device_type="cpu") == []
+
+
+def test_an_accelerators_stages_are_not_told_apart():
+    profiled = Profiled(profile_of(StaircaseMachine(), num_rows=(1, 2)), is_found=True)
+    told = speculation(num_rounds=8, rounds=[Round(1, 2, 2, 20)] * 8, num_accepted=8, stages=(0.3, 0.2, 0.9, 0.1, 0, 0))
+    batch = Batch(("p",), (tuple(range(20)),))
+    runs = {Place(0, 0): {BASELINE: WayRun(1, 17, 1.0, 0.1, 17), "D, full": WayRun(1, 17, 1.5, 0.3, 9, told, 1)}}
+    for device_type, num_splits in [("cpu", 2), ("cuda", 0), ("mps", 0)]:
+        notes = []
+        found = splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"D": profiled}, notes, device_type=device_type)
+        assert len(found) == num_splits
+        assert [f"not set against the measurement on {device_type}" in note for note in notes] == [True] * (not found)
 
 
 def test_costs_are_the_profiles():

@@ -38,7 +38,11 @@ def assemble(
     runs = {cell: _runs_of(cell, parts, store) for cell, parts in batches.items()}
     known = {name: one for name, one in profiles.items() if isinstance(one, Profiled)}
     notes = [f"no throughput profile of {name}: {one}" for name, one in profiles.items() if isinstance(one, str)]
-    cells = [_cell(cell, batches[cell], ways, runs[cell], known, store, request, notes) for cell in batches]
+    device_type = models.target.device.type
+    cells = [
+        _cell(cell, batches[cell], ways, runs[cell], known, store, request, notes, device_type=device_type)
+        for cell in batches
+    ]
     main = next(cell for cell in batches if cell.kind == "main")
     gamma = [
         advice
@@ -83,6 +87,8 @@ def _cell(
     store: CellStore,
     request: BenchRequest,
     notes: list[str],
+    *,
+    device_type: str,
 ) -> CellReport:
     present = [way.facts for way in ways if way.runs_in(cell)]
     first = [way.name for way in present if way.kind == "drafter"][:1]
@@ -98,7 +104,7 @@ def _cell(
         num_done=len(runs),
         ways=tuple(one for one in numbers if one is not None),
         memory={name: Memory(**store[key]) for name, key in memory.items() if key in store},
-        latency=tuple(splits_of(cell, batches, present, runs, known, notes)),
+        latency=tuple(splits_of(cell, batches, present, runs, known, notes, device_type=device_type)),
     )
 
 

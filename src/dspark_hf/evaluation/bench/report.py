@@ -38,7 +38,7 @@ class CellReport:
         num_planned, num_done: Runs of all ways on one batch.
         ways: Numbers of those that ran.
         memory: By way.
-        latency: Eq. 1 against the measurement, where a profile is at hand.
+        latency: Eq. 1 against the measurement, where a profile is at hand; on the CPU only.
     """
 
     cell: Cell

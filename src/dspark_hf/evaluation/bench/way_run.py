@@ -22,7 +22,10 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds by stage, waiting for others not counted; `outside` is what generate() does before and after rounds."""
+    """Seconds by stage, waiting for others not counted; `outside` is what generate() does before and after rounds.
+
+    Host times: on an accelerator the device lags behind, and its seconds land in whichever stage waits for it.
+    """
 
     prefill_s: float
     draft_s: float
