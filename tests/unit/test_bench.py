@@ -15,7 +15,7 @@ from torch import nn
 
 from dspark_hf.decoding.observers import EndedRounds
 from dspark_hf.evaluation import ComparisonError
-from dspark_hf.evaluation.bench import pooling
+from dspark_hf.evaluation.bench import advice, pooling
 from dspark_hf.evaluation.bench.advice import GammaCosts, advise_depth, advise_gamma, even_acceptance
 from dspark_hf.evaluation.bench.cells import CellStore
 from dspark_hf.evaluation.bench.inputs import MOST_SWEEP_PROMPTS, Batch, at_context, batches_of
@@ -382,20 +382,54 @@ def test_the_best_gamma_is_the_fastest(slot_s):
     accepted = [[float(rng.binomial(100, rate)) for rate in rates] for _ in range(20)]
     round_s = tuple(0.03 + slot_s * g for g in range(1, 6))
     costs = GammaCosts(1, 100, 0.03, round_s)
-    advice = advise_gamma("D", reached, accepted, costs, seed=0)
+    advised = advise_gamma("D", reached, accepted, costs, seed=0)
     expected = [1.0]
     for g in range(1, 6):
         tau = 1 + sum(np.prod(rates[:k]) for k in range(1, g + 1))
         expected.append(0.03 * tau / round_s[g - 1])
-        point = advice.points[g - 1]
+        point = advised.points[g - 1]
         assert point.tau == pytest.approx(tau, rel=0.02)
         assert point.speed_ratio.low <= expected[g] <= point.speed_ratio.high
-    assert advice.best == int(np.argmax(expected))
-    gain = advice.gain_over_block
-    assert gain.low <= expected[advice.best] / expected[5] - 1 <= gain.high
-    assert advice.best == {0.001: 4, 0.02: 1, 0.2: 0}[slot_s]
-    others = [value for g, value in enumerate(expected) if g != advice.best]
-    assert advice.gain_over_next == pytest.approx(expected[advice.best] / max(others) - 1, rel=0.05)
+    assert advised.best == int(np.argmax(expected))
+    gain = advised.gain_over_block
+    assert gain.low <= expected[advised.best] / expected[5] - 1 <= gain.high
+    assert advised.best == {0.001: 4, 0.02: 1, 0.2: 0}[slot_s]
+    others = [value for g, value in enumerate(expected) if g != advised.best]
+    assert advised.gain_over_next == pytest.approx(expected[advised.best] / max(others) - 1, rel=0.05)
+
+
+def drafts_of(rng, num_prompts, rates, *, num_rounds=25):
+    """Drafts that were reached and accepted, by prompt and slot."""
+    reached, accepted = [], []
+    for easier in rng.normal(0, 0.05, num_prompts):
+        live, reached_here, accepted_here = num_rounds, [], []
+        for rate in rates:
+            reached_here.append(float(live))
+            live = int(rng.binomial(live, min(1.0, rate + easier)))
+            accepted_here.append(float(live))
+        reached.append(reached_here)
+        accepted.append(accepted_here)
+    return reached, accepted
+
+
+def test_the_better_of_equal_gammas_gains_nothing(monkeypatch):
+    monkeypatch.setattr(advice, "bootstrap", partial(bootstrap, num_resamples=200))
+    rates = (0.8, 0.7, 0.5, 0.4, 0.3)
+    taus = tuple(1 + float(np.cumprod(rates)[:g].sum()) for g in range(1, 6))
+    equal, better = GammaCosts(1, 100, 1.0, taus), GammaCosts(1, 100, 1.0, (*taus[:4], 1.3 * taus[4]))
+    num_trials, num_held, num_not_above_0, num_found = 40, 0, 0, 0
+    for trial in range(num_trials):
+        drafts = drafts_of(np.random.default_rng(trial), 16, rates)
+        found = advise_gamma("D", *drafts, equal, seed=0)
+        num_held += found.gain_over_block.low <= 0 <= found.gain_over_block.high
+        num_not_above_0 += found.gain_over_block.value <= 0
+        gain = advise_gamma("D", *drafts, better, seed=0).gain_over_block
+        num_found += 0 < gain.low <= 0.3 <= gain.high
+    assert num_held >= stats.binom.ppf(0.001, num_trials, 0.95)
+    assert num_not_above_0 >= num_trials / 4  # a gain on the prompts that chose it is never below 0
+    assert num_found >= stats.binom.ppf(0.001, num_trials, 0.9)  # control: a gamma that is better gains
+    alone = advise_gamma("D", *drafts_of(np.random.default_rng(0), 1, rates), equal, seed=0)
+    assert alone.gain_over_block.value is None and len(alone.points) == 5
 
 
 def test_one_layer_more_at_tau_to_pay_is_as_fast_as_now():
