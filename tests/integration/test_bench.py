@@ -15,9 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 import dspark_cli
 from dspark_hf import record_speculation
+from dspark_hf.decoding.observers import observe_rounds
 from dspark_hf.errors import UnsupportedGenerationError
 from dspark_hf.evaluation.bench import run as module
-from dspark_hf.evaluation.bench.runs import Runner
+from dspark_hf.evaluation.bench.runs import Runner, Watch
 from dspark_hf.evaluation.loading import load_drafter, load_target
 from dspark_hf.fitting import profile_store
 
@@ -311,6 +312,22 @@ def test_models_that_do_not_fit_are_refused(folders, small, tmp_path, counted):
     PreTrainedTokenizerFast.from_pretrained(folders / "target").save_pretrained(tmp_path / "other")
     code, _, err = run(*small, "--sibling", tmp_path / "other")
     assert code == 2 and f"a vocabulary of {VOCAB + 3} tokens" in err
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_a_watch_knows_streams_from_grids(folders, layout):
+    target, tokenizer = load_target(str(folders / "target"), "float32", "cpu")
+    drafter = load_drafter(str(folders / "A"), target, "target", tokenizer, seed=0).model
+    watch, shown = Watch(target, [3, 3]), []
+    ids = torch.tensor([[1, 4, 5], [7, 8, 9]])
+    with watch, observe_rounds(watch.hear), observe_rounds(lambda ended: shown.append(ended.num_verified)):
+        target.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, pad_token_id=0,
+            assistant_model=drafter, verification_policy="survival", verification_layout=layout,
+        )  # fmt: skip
+    pairs = [(one.num_flat, sum(verified) + 2) for one, verified in zip(watch.rounds, shown, strict=True)
+             if one.num_rows == 2]  # fmt: skip
+    assert pairs and all(num_flat == (total if layout == "flat" else None) for num_flat, total in pairs)
 
 
 @pytest.mark.real_model

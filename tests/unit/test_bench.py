@@ -258,7 +258,7 @@ def test_runs_survive_json():
 
 def constant_costs(draft_s=0.01, step_s=0.05, plain_s=0.04):
     return RoundCosts(
-        lambda rows, tokens, context: step_s + 0.001 * rows * tokens + 1e-5 * context,
+        lambda rows, tokens, context: step_s + 0.001 * tokens + 1e-5 * context,
         lambda rows, slots, context: draft_s * (slots > 0) + 0.002 * slots,
         lambda rows, context: plain_s + 1e-5 * context,
     )
@@ -324,6 +324,19 @@ def test_a_machine_that_keeps_its_profile_leaves_nothing_to_explain():
     assert slowed.parts["accept and commit"] == pytest.approx(0.08 / 25)
 
 
+def test_rows_that_run_as_one_stream_cost_their_own_tokens():
+    costs = constant_costs()
+    found = {}
+    for num_flat in (None, 8, 5):
+        rounds = [Round(2, 3, 3, 100, num_flat)] * 4
+        told = speculation(num_rounds=8, rounds=rounds, num_accepted=8, stages=(0.1,) * 6)
+        run = WayRun(2, 18, 0.6, 0.2, 5, told, 2)
+        found[num_flat] = split_drafter("D, full", "main", [run], costs)
+        assert sum(found[num_flat].parts.values()) == pytest.approx(found[num_flat].residual_s, rel=1e-9)
+    assert found[None].step_s == found[8].step_s  # two rows of four places
+    assert found[8].step_s - found[5].step_s == pytest.approx(0.003)
+
+
 def test_a_drafter_without_a_profile_borrows_the_steps_of_another():
     profiled = Profiled(profile_of(StaircaseMachine(), num_rows=(1, 2)), is_found=True)
     stages = (0.3, 0.02 * 8, 0.9, 0.1, 0.0, 0.0)
@@ -358,7 +371,7 @@ def test_an_accelerators_stages_are_not_told_apart():
 def test_costs_are_the_profiles():
     profile = profile_of(StaircaseMachine())
     costs = RoundCosts.of(profile)
-    assert costs.step_s(2, 3, 20) == profile.step_s(2, 6, 20)
+    assert costs.step_s(2, 6, 20) == profile.step_s(2, 6, 20)
     assert costs.draft_s(2, BLOCK_SIZE, 20) == pytest.approx(profile.draft_s(2, 20))
     assert costs.draft_s(2, 1, 10) == pytest.approx(0.5 * profile.draft_s(2, 10))  # as the machine has it
     assert costs.draft_s(2, 0, 10) == 0.0

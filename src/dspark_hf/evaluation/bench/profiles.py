@@ -39,7 +39,9 @@ class Profiled:
         costs = RoundCosts.of(self.profile)
         overhead_s = self.profile.overhead_s(num_rows)
         round_s = tuple(
-            costs.draft_s(num_rows, gamma, context) + costs.step_s(num_rows, 1 + gamma, context) + overhead_s
+            costs.draft_s(num_rows, gamma, context)
+            + costs.step_s(num_rows, num_rows * (1 + gamma), context)
+            + overhead_s
             for gamma in range(1, self.profile.grid.tokens_per_row[-1])
         )
         return GammaCosts(num_rows, context, costs.plain_s(num_rows, context), round_s)
