@@ -142,7 +142,12 @@ def _measure(request: "BenchRequest") -> "tuple[BenchReport, bool]":
     from dspark_hf.evaluation.bench.run import BenchInterrupted, run_bench
 
     try:
-        return run_bench(request, show_progress=True, tell=lambda line: typer.echo(line, err=True)), False
+        return run_bench(
+            request,
+            show_progress=True,
+            tell=lambda line: typer.echo(line, err=True),
+            keep=lambda report: _write_and_show(report, request.output),
+        ), False
     except BenchInterrupted as stop:
         if stop.report is None:
             raise

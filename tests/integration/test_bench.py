@@ -1,6 +1,8 @@
 """`dspark bench` from end to end on tiny random models: all ways, resuming, interrupting, refusing."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 import dspark_cli
 from dspark_hf import record_speculation
+from dspark_hf.decoding.observers import observe_rounds
+from dspark_hf.errors import UnsupportedGenerationError
 from dspark_hf.evaluation.bench import run as module
-from dspark_hf.evaluation.bench.runs import Runner
+from dspark_hf.evaluation.bench.runs import Runner, Watch
 from dspark_hf.evaluation.loading import load_drafter, load_target
 from dspark_hf.fitting import profile_store
 
@@ -163,6 +167,105 @@ def test_an_interrupted_bench_goes_on(small, tmp_path, counted):
     assert report["is_complete"] and len(report["sessions"]) == 3
 
 
+@pytest.fixture
+def failing(monkeypatch):
+    """Ways that fail, by cell and name, with which error; and how often they did."""
+    real, state = Runner._generate, {"errors": {}, "times": 0}
+
+    def generate(self, twin, way, ids, mask, cell, max_new_tokens):
+        if (cell.name, way.name) in state["errors"]:
+            state["times"] += 1
+            raise state["errors"][cell.name, way.name]
+        return real(self, twin, way, ids, mask, cell, max_new_tokens)
+
+    monkeypatch.setattr(Runner, "_generate", generate)
+    return state
+
+
+def test_a_way_that_fails_at_a_point_is_left_out_there(basics, tmp_path, failing):
+    swept = (*basics, "--batch-size", 2, "--batch-size", 3, "--context", 0, "--num-prompts", 2)
+    failing["errors"] = {
+        ("main", "prompt lookup"): UnsupportedGenerationError("no lookup here"),
+        ("batch 2", WAYS[1]): ValueError("no static cache here"),
+        ("batch 3", WAYS[0]): torch.OutOfMemoryError("no memory here"),
+    }
+    for _ in range(2):  # the second reports, and tries nothing again
+        code, _, err = run(*swept)
+        assert code == 0, err
+        report = json.loads((tmp_path / "bench" / "bench.json").read_text())
+        ways = {cell["cell"]["num_rows"]: [way["way"] for way in cell["ways"]] for cell in report["cells"]}
+        assert ways == {1: [*WAYS[:2], "A, full"], 2: [WAYS[0], "A, full"], 3: []}
+        assert report["is_complete"] and failing["times"] == 3
+        left_out = {one["name"]: one["reason"] for one in report["left_out"]}
+        assert left_out["prompt lookup at main"] == "UnsupportedGenerationError: no lookup here"
+        assert left_out[f"{WAYS[1]} at batch 2"] == "ValueError: no static cache here"
+        assert left_out["all ways at batch 3"] == "OutOfMemoryError: no memory here"
+        assert "no memory here" in (tmp_path / "bench" / "bench.md").read_text()
+
+
+def test_another_error_leaves_the_report_of_what_is_done(basics, tmp_path, failing):
+    swept = (*basics, "--batch-size", 2, "--context", 0, "--num-prompts", 2)
+    failing["errors"] = {("main", WAYS[0]): UnsupportedGenerationError("no plain generation")}
+    code, _, err = run(*swept)
+    assert code == 2 and "no plain generation" in err and not (tmp_path / "bench" / "bench.json").exists()
+    failing["errors"] = {("batch 2", "A, full"): OSError("the machine is on fire")}
+    code, _, err = run(*swept)
+    assert code == 2 and "the machine is on fire" in err
+    report = json.loads((tmp_path / "bench" / "bench.json").read_text())
+    assert [cell["num_done"] for cell in report["cells"]] == [2, 0] and not report["is_complete"]
+    failing["errors"] = {}
+    assert run(*swept)[0] == 0
+    assert json.loads((tmp_path / "bench" / "bench.json").read_text())["is_complete"]
+
+
+def edited(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_other_weights_or_policy_settings_under_the_same_names_are_refused(folders, basics, tmp_path, counted):
+    for name in ("target", "sibling", "A"):
+        shutil.copytree(folders / name, tmp_path / name)
+    small = (
+        *basics, "--batch-size", 0, "--context", 0, "--num-prompts", 1, "--target", tmp_path / "target",
+        *("--sibling", tmp_path / "sibling", "--drafter", f"B={tmp_path / 'A'}"),
+    )  # fmt: skip
+    assert run(*small)[0] == 0
+    counted.update(runs=0)
+    for name, seed, says in [("target", 7, "target.fingerprint was"), ("sibling", 8, "sibling.fingerprint was")]:
+        other = tiny_target("llama", seed=seed) if name == "target" else tiny_target("llama", num_layers=1, seed=seed)
+        other.save_pretrained(tmp_path / name)
+        code, _, err = run(*small)
+        assert code == 2 and says in err, (name, err)
+        shutil.copytree(folders / name, tmp_path / name, dirs_exist_ok=True)
+    before = (tmp_path / "A" / "config.json").read_text()
+    calibration = {"greedy": {"temperatures": [1.5, 1.0, 1.0, 1.0], "platt": None, "settings": {}}}
+    for name, value in [("verification_policy", "block"), ("confidence_threshold", 0.7), ("min_drafts_every", 3),
+                        ("calibration", calibration)]:  # fmt: skip
+        edited(tmp_path / "A", **{name: value})
+        code, _, err = run(*small)
+        assert code == 2 and f"drafters.B.{name} was" in err, (name, err)
+        (tmp_path / "A" / "config.json").write_text(before)
+    assert run(*small)[0] == 0  # control: what is as it was goes on
+    assert counted["runs"] == 0
+
+
+def test_a_bench_that_goes_on_keeps_the_profile_it_began_with(small, tmp_path):
+    arguments = (*small, "--policy", "goodput", "--num-prompts", 1)
+    assert run(*arguments)[0] == 0
+    (path,) = (tmp_path / "cache" / "profiles").glob("*.json")
+    began_with = json.loads(path.read_text())
+    code, _, err = run(*arguments)
+    assert code == 0 and "put back" not in err
+    path.unlink()
+    code, _, err = run(*arguments)
+    assert code == 0 and "was missing" in err and json.loads(path.read_text()) == began_with
+    profile_store.save_profile(replace(profile_store.load_profile(path), num_repeats=9), path)
+    assert json.loads(path.read_text()) != began_with
+    code, _, err = run(*arguments)
+    assert code == 0 and "was another one" in err and json.loads(path.read_text()) == began_with
+
+
 def test_sampling_compares_no_texts(small, tmp_path):
     assert run(*small, "--temperature", 1.0, "--top-k", 20)[0] == 0
     main = json.loads((tmp_path / "bench" / "bench.json").read_text())["cells"][0]
@@ -209,6 +312,22 @@ def test_models_that_do_not_fit_are_refused(folders, small, tmp_path, counted):
     PreTrainedTokenizerFast.from_pretrained(folders / "target").save_pretrained(tmp_path / "other")
     code, _, err = run(*small, "--sibling", tmp_path / "other")
     assert code == 2 and f"a vocabulary of {VOCAB + 3} tokens" in err
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_a_watch_knows_streams_from_grids(folders, layout):
+    target, tokenizer = load_target(str(folders / "target"), "float32", "cpu")
+    drafter = load_drafter(str(folders / "A"), target, "target", tokenizer, seed=0).model
+    watch, shown = Watch(target, [3, 3]), []
+    ids = torch.tensor([[1, 4, 5], [7, 8, 9]])
+    with watch, observe_rounds(watch.hear), observe_rounds(lambda ended: shown.append(ended.num_verified)):
+        target.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, pad_token_id=0,
+            assistant_model=drafter, verification_policy="survival", verification_layout=layout,
+        )  # fmt: skip
+    pairs = [(one.num_flat, sum(verified) + 2) for one, verified in zip(watch.rounds, shown, strict=True)
+             if one.num_rows == 2]  # fmt: skip
+    assert pairs and all(num_flat == (total if layout == "flat" else None) for num_flat, total in pairs)
 
 
 @pytest.mark.real_model

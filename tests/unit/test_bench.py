@@ -15,7 +15,7 @@ from torch import nn
 
 from dspark_hf.decoding.observers import EndedRounds
 from dspark_hf.evaluation import ComparisonError
-from dspark_hf.evaluation.bench import pooling
+from dspark_hf.evaluation.bench import advice, pooling
 from dspark_hf.evaluation.bench.advice import GammaCosts, advise_depth, advise_gamma, even_acceptance
 from dspark_hf.evaluation.bench.cells import CellStore
 from dspark_hf.evaluation.bench.inputs import MOST_SWEEP_PROMPTS, Batch, at_context, batches_of
@@ -258,7 +258,7 @@ def test_runs_survive_json():
 
 def constant_costs(draft_s=0.01, step_s=0.05, plain_s=0.04):
     return RoundCosts(
-        lambda rows, tokens, context: step_s + 0.001 * rows * tokens + 1e-5 * context,
+        lambda rows, tokens, context: step_s + 0.001 * tokens + 1e-5 * context,
         lambda rows, slots, context: draft_s * (slots > 0) + 0.002 * slots,
         lambda rows, context: plain_s + 1e-5 * context,
     )
@@ -324,6 +324,19 @@ def test_a_machine_that_keeps_its_profile_leaves_nothing_to_explain():
     assert slowed.parts["accept and commit"] == pytest.approx(0.08 / 25)
 
 
+def test_rows_that_run_as_one_stream_cost_their_own_tokens():
+    costs = constant_costs()
+    found = {}
+    for num_flat in (None, 8, 5):
+        rounds = [Round(2, 3, 3, 100, num_flat)] * 4
+        told = speculation(num_rounds=8, rounds=rounds, num_accepted=8, stages=(0.1,) * 6)
+        run = WayRun(2, 18, 0.6, 0.2, 5, told, 2)
+        found[num_flat] = split_drafter("D, full", "main", [run], costs)
+        assert sum(found[num_flat].parts.values()) == pytest.approx(found[num_flat].residual_s, rel=1e-9)
+    assert found[None].step_s == found[8].step_s  # two rows of four places
+    assert found[8].step_s - found[5].step_s == pytest.approx(0.003)
+
+
 def test_a_drafter_without_a_profile_borrows_the_steps_of_another():
     profiled = Profiled(profile_of(StaircaseMachine(), num_rows=(1, 2)), is_found=True)
     stages = (0.3, 0.02 * 8, 0.9, 0.1, 0.0, 0.0)
@@ -331,22 +344,34 @@ def test_a_drafter_without_a_profile_borrows_the_steps_of_another():
     batch = Batch(("p",), (tuple(range(20)),))
     runs = {Place(0, 0): {BASELINE: WayRun(1, 17, 1.0, 0.1, 17), "D, full": WayRun(1, 17, 1.46, 0.3, 9, told, 1)}}
     notes = []
-    plain, split = splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes)
+    plain, split = splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes, device_type="cpu")
     slowdown = 0.9 / (16 * (7e-4 + 1e-6 * 28))
     assert split.draft_s == pytest.approx(0.02 / slowdown) and split.parts["draft"] == pytest.approx(0, abs=1e-12)
     assert split.step_s == pytest.approx(profiled.profile.step_s(1, 3, 20))
     assert plain.parts["the machine since"] > 0 and not notes
     wide = replace(told, rounds=(Round(1, 7, 7, 20),) * 8)
     runs[Place(0, 0)]["D, full"] = WayRun(1, 17, 1.46, 0.3, 9, wide, 1)
-    assert len(splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes)) == 1
+    assert len(splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"other": profiled}, notes, device_type="cpu")) == 1
     assert "main, D, full: no prediction: a step of 8 tokens" in notes[0]
-    assert splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {}, notes) == []
+    assert splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {}, notes, device_type="cpu") == []
+
+
+def test_an_accelerators_stages_are_not_told_apart():
+    profiled = Profiled(profile_of(StaircaseMachine(), num_rows=(1, 2)), is_found=True)
+    told = speculation(num_rounds=8, rounds=[Round(1, 2, 2, 20)] * 8, num_accepted=8, stages=(0.3, 0.2, 0.9, 0.1, 0, 0))
+    batch = Batch(("p",), (tuple(range(20)),))
+    runs = {Place(0, 0): {BASELINE: WayRun(1, 17, 1.0, 0.1, 17), "D, full": WayRun(1, 17, 1.5, 0.3, 9, told, 1)}}
+    for device_type, num_splits in [("cpu", 2), ("cuda", 0), ("mps", 0)]:
+        notes = []
+        found = splits_of(MAIN, [batch], [PLAIN, DRAFTER], runs, {"D": profiled}, notes, device_type=device_type)
+        assert len(found) == num_splits
+        assert [f"not set against the measurement on {device_type}" in note for note in notes] == [True] * (not found)
 
 
 def test_costs_are_the_profiles():
     profile = profile_of(StaircaseMachine())
     costs = RoundCosts.of(profile)
-    assert costs.step_s(2, 3, 20) == profile.step_s(2, 6, 20)
+    assert costs.step_s(2, 6, 20) == profile.step_s(2, 6, 20)
     assert costs.draft_s(2, BLOCK_SIZE, 20) == pytest.approx(profile.draft_s(2, 20))
     assert costs.draft_s(2, 1, 10) == pytest.approx(0.5 * profile.draft_s(2, 10))  # as the machine has it
     assert costs.draft_s(2, 0, 10) == 0.0
@@ -370,20 +395,54 @@ def test_the_best_gamma_is_the_fastest(slot_s):
     accepted = [[float(rng.binomial(100, rate)) for rate in rates] for _ in range(20)]
     round_s = tuple(0.03 + slot_s * g for g in range(1, 6))
     costs = GammaCosts(1, 100, 0.03, round_s)
-    advice = advise_gamma("D", reached, accepted, costs, seed=0)
+    advised = advise_gamma("D", reached, accepted, costs, seed=0)
     expected = [1.0]
     for g in range(1, 6):
         tau = 1 + sum(np.prod(rates[:k]) for k in range(1, g + 1))
         expected.append(0.03 * tau / round_s[g - 1])
-        point = advice.points[g - 1]
+        point = advised.points[g - 1]
         assert point.tau == pytest.approx(tau, rel=0.02)
         assert point.speed_ratio.low <= expected[g] <= point.speed_ratio.high
-    assert advice.best == int(np.argmax(expected))
-    gain = advice.gain_over_block
-    assert gain.low <= expected[advice.best] / expected[5] - 1 <= gain.high
-    assert advice.best == {0.001: 4, 0.02: 1, 0.2: 0}[slot_s]
-    others = [value for g, value in enumerate(expected) if g != advice.best]
-    assert advice.gain_over_next == pytest.approx(expected[advice.best] / max(others) - 1, rel=0.05)
+    assert advised.best == int(np.argmax(expected))
+    gain = advised.gain_over_block
+    assert gain.low <= expected[advised.best] / expected[5] - 1 <= gain.high
+    assert advised.best == {0.001: 4, 0.02: 1, 0.2: 0}[slot_s]
+    others = [value for g, value in enumerate(expected) if g != advised.best]
+    assert advised.gain_over_next == pytest.approx(expected[advised.best] / max(others) - 1, rel=0.05)
+
+
+def drafts_of(rng, num_prompts, rates, *, num_rounds=25):
+    """Drafts that were reached and accepted, by prompt and slot."""
+    reached, accepted = [], []
+    for easier in rng.normal(0, 0.05, num_prompts):
+        live, reached_here, accepted_here = num_rounds, [], []
+        for rate in rates:
+            reached_here.append(float(live))
+            live = int(rng.binomial(live, min(1.0, rate + easier)))
+            accepted_here.append(float(live))
+        reached.append(reached_here)
+        accepted.append(accepted_here)
+    return reached, accepted
+
+
+def test_the_better_of_equal_gammas_gains_nothing(monkeypatch):
+    monkeypatch.setattr(advice, "bootstrap", partial(bootstrap, num_resamples=200))
+    rates = (0.8, 0.7, 0.5, 0.4, 0.3)
+    taus = tuple(1 + float(np.cumprod(rates)[:g].sum()) for g in range(1, 6))
+    equal, better = GammaCosts(1, 100, 1.0, taus), GammaCosts(1, 100, 1.0, (*taus[:4], 1.3 * taus[4]))
+    num_trials, num_held, num_not_above_0, num_found = 40, 0, 0, 0
+    for trial in range(num_trials):
+        drafts = drafts_of(np.random.default_rng(trial), 16, rates)
+        found = advise_gamma("D", *drafts, equal, seed=0)
+        num_held += found.gain_over_block.low <= 0 <= found.gain_over_block.high
+        num_not_above_0 += found.gain_over_block.value <= 0
+        gain = advise_gamma("D", *drafts, better, seed=0).gain_over_block
+        num_found += 0 < gain.low <= 0.3 <= gain.high
+    assert num_held >= stats.binom.ppf(0.001, num_trials, 0.95)
+    assert num_not_above_0 >= num_trials / 4  # a gain on the prompts that chose it is never below 0
+    assert num_found >= stats.binom.ppf(0.001, num_trials, 0.9)  # control: a gamma that is better gains
+    alone = advise_gamma("D", *drafts_of(np.random.default_rng(0), 1, rates), equal, seed=0)
+    assert alone.gain_over_block.value is None and len(alone.points) == 5
 
 
 def test_one_layer_more_at_tau_to_pay_is_as_fast_as_now():

@@ -10,7 +10,7 @@ when later slots are not drafted is exact for drafts that are cut; the backbone 
 generate().
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,7 +52,8 @@ class GammaAdvice:
         drafter: Its name.
         points: By gamma, from 1.
         best: Gamma with the highest expected ratio; 0 where plain generation is at least as fast.
-        gain_over_block: Speed at the best gamma over speed at the whole block, minus 1.
+        gain_over_block: Speed at the best gamma over speed at the whole block, minus 1: chosen on one half of the
+            prompts, judged on the other, and the other way round; no value with a single prompt.
         gain_over_next: Speed at the best gamma over the best other choice (0 is one), minus 1.
     """
 
@@ -83,10 +84,7 @@ def advise_gamma(
     num_slots = len(costs.round_s)
     columns = {f"reached {k}": [row[k] for row in reached] for k in range(num_slots)}
     columns |= {f"accepted {k}": [row[k] for row in accepted] for k in range(num_slots)}
-
-    def ratio(sums: Sums, gamma: int) -> Floats:
-        return costs.plain_s * _tau(sums, gamma) / costs.round_s[gamma - 1]
-
+    ratio = partial(_speed_ratio, costs=costs)
     totals = {name: np.asarray(sum(values), dtype=np.float64) for name, values in columns.items()}
     speeds = [1.0] + [float(ratio(totals, gamma)) for gamma in range(1, num_slots + 1)]
     best = int(np.argmax(speeds))
@@ -95,20 +93,45 @@ def advise_gamma(
         for g in range(1, num_slots + 1)
     )
 
-    def gain(sums: Sums) -> Floats:
-        ours = ratio(sums, best) if best else np.ones_like(sums["reached 0"])
-        gained: Floats = ours / ratio(sums, num_slots) - 1
-        return gained
-
     return GammaAdvice(
         drafter=drafter,
         num_rows=costs.num_rows,
         context=costs.context,
         points=points,
         best=best,
-        gain_over_block=bootstrap(columns, gain, seed=seed),
+        gain_over_block=_gain_over_block(columns, costs, seed=seed),
         gain_over_next=speeds[best] / max(speed for g, speed in enumerate(speeds) if g != best) - 1,
     )
+
+
+def _gain_over_block(columns: Mapping[str, Sequence[float]], costs: GammaCosts, *, seed: int) -> Estimate:
+    """A gamma that is judged on the prompts that chose it looks better than it is; hence halves, every other prompt."""
+    halves = {
+        f"{name} of {half}": [value * (place % 2 == half) for place, value in enumerate(values)]
+        for name, values in columns.items()
+        for half in (0, 1)
+    }
+
+    def gain(sums: Sums) -> Floats:
+        speeds = []
+        for half in (0, 1):
+            own = {name: sums[f"{name} of {half}"] for name in columns}
+            ratios = [_speed_ratio(own, gamma, costs=costs) for gamma in range(1, len(costs.round_s) + 1)]
+            of_half = np.stack([np.ones_like(own["reached 0"]), *ratios])
+            speeds.append(np.where(own["reached 0"] > 0, of_half, np.nan))  # a half that was not drawn judges nothing
+        gains = [
+            np.take_along_axis(judge, np.argmax(chooser, axis=0)[None], axis=0)[0] / judge[-1] - 1
+            for chooser, judge in (speeds, speeds[::-1])
+        ]
+        mean: Floats = (gains[0] + gains[1]) / 2
+        return mean
+
+    return bootstrap(halves, gain, seed=seed)
+
+
+def _speed_ratio(sums: Sums, gamma: int, *, costs: GammaCosts) -> Floats:
+    """Expected speed over plain generation."""
+    return costs.plain_s * _tau(sums, gamma) / costs.round_s[gamma - 1]
 
 
 def _tau(sums: Sums, gamma: int) -> Floats:

@@ -1,7 +1,7 @@
 """From kept measurements to a report."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..identity import pair_facts
@@ -38,7 +38,11 @@ def assemble(
     runs = {cell: _runs_of(cell, parts, store) for cell, parts in batches.items()}
     known = {name: one for name, one in profiles.items() if isinstance(one, Profiled)}
     notes = [f"no throughput profile of {name}: {one}" for name, one in profiles.items() if isinstance(one, str)]
-    cells = [_cell(cell, batches[cell], ways, runs[cell], known, store, request, notes) for cell in batches]
+    device_type = models.target.device.type
+    cells = [
+        _cell(cell, batches[cell], ways, runs[cell], known, store, request, notes, device_type=device_type)
+        for cell in batches
+    ]
     main = next(cell for cell in batches if cell.kind == "main")
     gamma = [
         advice
@@ -53,7 +57,7 @@ def assemble(
             for name, one in models.drafters.items()
         },
         ways=tuple(facts),
-        left_out=tuple(left_out),
+        left_out=(*left_out, *_failures(batches, ways, store)),
         cells=tuple(cells),
         profiles={name: one.facts for name, one in known.items()},
         gamma=tuple(gamma),
@@ -62,6 +66,20 @@ def assemble(
         provenance=provenance,
         sessions=tuple(store.sessions),
     )
+
+
+def failure_key(cell: Cell, way_name: str) -> str:
+    """Of why a way was left out at a cell."""
+    return f"failed/{cell.name}/{way_name}"
+
+
+def _failures(batches: Batches, ways: Sequence[Way], store: CellStore) -> Iterator[LeftOut]:
+    """Ways that failed at a cell. Where plain generation did, nothing was measured."""
+    for cell in batches:
+        for way in ways:
+            if (key := failure_key(cell, way.name)) in store:
+                name = f"all ways at {cell.name}" if way.name == BASELINE else f"{way.name} at {cell.name}"
+                yield LeftOut(name, store[key])
 
 
 def _runs_of(cell: Cell, batches: Sequence[Batch], store: CellStore) -> Runs:
@@ -83,6 +101,8 @@ def _cell(
     store: CellStore,
     request: BenchRequest,
     notes: list[str],
+    *,
+    device_type: str,
 ) -> CellReport:
     present = [way.facts for way in ways if way.runs_in(cell)]
     first = [way.name for way in present if way.kind == "drafter"][:1]
@@ -94,11 +114,11 @@ def _cell(
     return CellReport(
         cell=cell,
         prompt_ids=tuple(name for batch in batches for name in batch.ids),
-        num_planned=len(batches) * cell.num_repeats,
+        num_planned=0 if failure_key(cell, BASELINE) in store else len(batches) * cell.num_repeats,
         num_done=len(runs),
         ways=tuple(one for one in numbers if one is not None),
         memory={name: Memory(**store[key]) for name, key in memory.items() if key in store},
-        latency=tuple(splits_of(cell, batches, present, runs, known, notes)),
+        latency=tuple(splits_of(cell, batches, present, runs, known, notes, device_type=device_type)),
     )
 
 

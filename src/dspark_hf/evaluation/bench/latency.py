@@ -53,7 +53,7 @@ class RoundCosts:
     """Seconds of rounds by a profile.
 
     Attributes:
-        step_s: Of a target step: rows, tokens of each row, context.
+        step_s: Of a target step: rows, tokens of all of them, context.
         draft_s: Of a draft: rows, slots (0: none), context.
         plain_s: Of a step of plain generation: rows, context.
     """
@@ -66,9 +66,6 @@ class RoundCosts:
     def of(cls, profile: ThroughputProfile) -> "RoundCosts":
         """Costs that a profile holds; asking for rows or tokens that it does not know raises as there."""
 
-        def step_s(num_rows: int, tokens_per_row: int, context: int) -> float:
-            return profile.step_s(num_rows, num_rows * tokens_per_row, context)
-
         def draft_s(num_rows: int, num_slots: int, context: int) -> float:
             if num_slots == 0:
                 return 0.0
@@ -76,7 +73,7 @@ class RoundCosts:
             num_left_out = profile.grid.tokens_per_row[-1] - 1 - num_slots
             return costs.draft_s - num_left_out * costs.slot_s
 
-        return cls(step_s, draft_s, profile.plain_step_s)
+        return cls(profile.step_s, draft_s, profile.plain_step_s)
 
 
 def split_drafter(
@@ -197,5 +194,5 @@ def _round_s(one: Round, costs: RoundCosts) -> tuple[float, float]:
     """Seconds of draft and step. Rows that have ended and are still in the step are not known here."""
     return (
         costs.draft_s(one.num_rows, one.num_slots, one.context),
-        costs.step_s(one.num_rows, 1 + one.width, one.context),
+        costs.step_s(one.num_rows, one.num_flat or one.num_rows * (1 + one.width), one.context),
     )

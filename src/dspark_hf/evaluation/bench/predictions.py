@@ -12,6 +12,11 @@ from .settings import Cell
 from .way_run import WayRun
 from .ways import BASELINE, WayFacts
 
+_HOST_TIMES = (
+    "Eq. 1 is not set against the measurement on {device_type}: stages are timed on the host, which runs ahead of the "
+    "device, so their seconds would land in the wrong stages"
+)
+
 
 def splits_of(
     cell: Cell,
@@ -20,14 +25,20 @@ def splits_of(
     runs: Runs,
     known: Mapping[str, Profiled],
     notes: list[str],
+    *,
+    device_type: str,
 ) -> list[LatencySplit]:
-    """Of plain generation on its dynamic cache, which profiles hold, and of drafters.
+    """Of plain generation on its dynamic cache, which profiles hold, and of drafters; none on an accelerator.
 
     Args:
         known: Profiles by drafter. A drafter without one is predicted from the target steps of another's, and from
             drafts as they were measured.
         notes: Takes what could not be predicted, and why.
+        device_type: Of the target, as torch names it.
     """
+    if device_type != "cpu":
+        notes.append(_HOST_TIMES.format(device_type=device_type))
+        return []
     plain = {place: by_way[BASELINE] for place, by_way in runs.items() if BASELINE in by_way}
     contexts = [batches[place.batch].longest for place in plain]
     splits = []

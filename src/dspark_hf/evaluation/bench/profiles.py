@@ -1,5 +1,7 @@
 """Throughput profiles for the drafters of a bench: found in the user's cache, or measured and left there."""
 
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
@@ -37,7 +39,9 @@ class Profiled:
         costs = RoundCosts.of(self.profile)
         overhead_s = self.profile.overhead_s(num_rows)
         round_s = tuple(
-            costs.draft_s(num_rows, gamma, context) + costs.step_s(num_rows, 1 + gamma, context) + overhead_s
+            costs.draft_s(num_rows, gamma, context)
+            + costs.step_s(num_rows, num_rows * (1 + gamma), context)
+            + overhead_s
             for gamma in range(1, self.profile.grid.tokens_per_row[-1])
         )
         return GammaCosts(num_rows, context, costs.plain_s(num_rows, context), round_s)
@@ -71,6 +75,32 @@ def profile_for(
         store.add(key, {"is_found": found is not None, "profile": profile.to_dict()})
     kept = store[key]
     return Profiled(ThroughputProfile.from_dict(kept["profile"]), kept["is_found"])
+
+
+def put_back_profiles(
+    drafters: Mapping[str, LoadedDrafter], target: PreTrainedModel, store: CellStore, tell: Callable[[str], None]
+) -> None:
+    """Make the user's cache hold the profiles that this bench began with.
+
+    Policies read the cache and Eq. 1 the kept ones: were they two, a bench that goes on would mix them.
+
+    Args:
+        tell: Takes a line for people about each profile that was put back.
+
+    Raises:
+        OSError: the cache cannot be written.
+    """
+    kept: dict[str, tuple[str, ThroughputProfile]] = {}
+    for name in drafters:
+        if (key := f"profile/{name}") in store:  # drafters of one shape share a place, where the last one stays
+            profile = ThroughputProfile.from_dict(store[key]["profile"])
+            kept[profile.fingerprint.key] = name, profile
+    for name, profile in kept.values():
+        cached = find_profile(target, drafters[name].model)
+        if cached is None or json.dumps(cached.to_dict()) != json.dumps(profile.to_dict()):
+            path = save_profile(profile)
+            was = "was missing" if cached is None else "was another one"
+            tell(f"put back: the throughput profile of {name} that this bench began with; {path} {was}")
 
 
 def rows_of(name: str, request: BenchRequest) -> tuple[int, ...]:

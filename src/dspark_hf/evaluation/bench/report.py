@@ -35,10 +35,10 @@ class CellReport:
 
     Attributes:
         prompt_ids: Of all batches, in order.
-        num_planned, num_done: Runs of all ways on one batch.
+        num_planned, num_done: Runs of all ways on one batch; none are planned where plain generation fails.
         ways: Numbers of those that ran.
         memory: By way.
-        latency: Eq. 1 against the measurement, where a profile is at hand.
+        latency: Eq. 1 against the measurement, where a profile is at hand; on the CPU only.
     """
 
     cell: Cell

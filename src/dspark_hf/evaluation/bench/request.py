@@ -13,11 +13,13 @@ from ...checkpoints.digest import checkpoint_facts
 from ...fitting.fingerprint import Fingerprint
 from ...fitting.measuring import DEFAULT_NUM_REPEATS
 from ...prompts import Prompt
+from ...training.feature_cache import target_fingerprint
 from ..loading import LoadedDrafter, load_drafter, load_target
 from ..settings import ComparisonError
 from .settings import BenchSettings
 
 DEFAULT_DRAFTER = "drafter"
+_POLICY_SETTINGS = ("verification_policy", "confidence_threshold", "min_drafts_every")
 
 
 @dataclass(frozen=True)
@@ -118,18 +120,31 @@ def identity_of(request: BenchRequest, models: BenchModels, encoded: dict[str, t
     """All that measurements depend on, for [`CellStore`]."""
     any_drafter = next(iter(models.drafters.values())).model
     own = Fingerprint.of(models.target, any_drafter)
+    sibling = models.sibling
     return {
-        "target": {"name": request.target, "sha256": own.target, "dtype": own.dtype},
+        "target": {"name": request.target, "fingerprint": target_fingerprint(models.target), "dtype": own.dtype},
         "machine": {"device": own.device, "num_threads": own.num_threads, "versions": own.versions},
-        "drafters": {
-            name: "untrained" if one.folder is None else checkpoint_facts(one.folder).sha256
-            for name, one in models.drafters.items()
-        },
-        "sibling": request.sibling,
+        "drafters": {name: _identity_of_drafter(one) for name, one in models.drafters.items()},
+        "sibling": None if sibling is None else {"name": request.sibling, "fingerprint": target_fingerprint(sibling)},
         "swept": list(request.swept_names),
         "settings": asdict(request.settings),
         "prompts": {
             "number": len(encoded),
-            "sha256": hashlib.sha256(json.dumps(encoded).encode()).hexdigest()[:16],
+            "sha256": _digest(encoded),
         },
     }
+
+
+def _identity_of_drafter(drafter: LoadedDrafter) -> dict[str, Any]:
+    """Its weights, and the settings in its config that rounds depend on and that the checkpoint's digest leaves out."""
+    config = drafter.model.config
+    calibration = getattr(config, "calibration", None)
+    return {
+        "sha256": "untrained" if drafter.folder is None else checkpoint_facts(drafter.folder).sha256,
+        "calibration": calibration and _digest(calibration),
+        **{name: getattr(config, name, None) for name in _POLICY_SETTINGS},
+    }
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

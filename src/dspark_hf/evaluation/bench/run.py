@@ -5,20 +5,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
+from ...errors import DSparkError
 from ..provenance import collect_provenance
-from .assemble import assemble
+from .assemble import assemble, failure_key
 from .cells import CellStore
 from .inputs import Batch, batches_of, check_lengths, encode_all
 from .layer_cost import layer_share, layers_of
 from .pooling import Place
-from .profiles import Profiled, profile_for
+from .profiles import Profiled, profile_for, put_back_profiles
 from .report import BenchReport
 from .request import BenchModels, BenchRequest, identity_of, load_models
 from .runs import Runner
 from .settings import Cell
-from .ways import LeftOut, Way, drafter_ways, lookup_ways, plain_ways, sibling_ways
+from .ways import BASELINE, LeftOut, Way, drafter_ways, lookup_ways, plain_ways, sibling_ways
 
 MEASUREMENTS = "measurements.jsonl"
 LAYER_REPEATS = 15
@@ -34,7 +36,11 @@ class BenchInterrupted(KeyboardInterrupt):
 
 
 def run_bench(
-    request: BenchRequest, *, show_progress: bool = False, tell: Callable[[str], None] = lambda line: None
+    request: BenchRequest,
+    *,
+    show_progress: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    keep: Callable[[BenchReport], None] = lambda report: None,
 ) -> BenchReport:
     """Measure whatever of a request is not measured yet, and report all of it.
 
@@ -42,6 +48,7 @@ def run_bench(
         request: What is asked for. The same request with the same output goes on where an earlier run stopped.
         show_progress: Whether to show progress bars on stderr, if that is a terminal.
         tell: Takes lines for people.
+        keep: Takes the report of what is done when an error ends the bench; the error is then raised.
 
     Raises:
         ComparisonError: a value cannot be worked with, or the output holds measurements of another request.
@@ -61,9 +68,13 @@ def run_bench(
     except KeyboardInterrupt as stop:
         raise BenchInterrupted(None) from stop
     try:
-        bench.measure()
+        bench.measure(tell)
     except KeyboardInterrupt as stop:
         raise BenchInterrupted(bench.report(provenance) if bench.has_runs else None) from stop
+    except Exception:
+        if bench.has_runs:
+            keep(bench.report(provenance))
+        raise
     return bench.report(provenance)
 
 
@@ -96,6 +107,7 @@ class _Bench:
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Profiles, ways, and what a draft layer costs."""
         request, target = self._request, self._models.target
+        put_back_profiles(self._models.drafters, target, self._store, tell)
         for name, drafter in self._models.drafters.items():
             self._profiles[name] = profile_for(
                 name, drafter, target, request, self._store, show_progress=self._show_progress
@@ -114,7 +126,7 @@ class _Bench:
             if isinstance(self._profiles[name], Profiled) and layers_of(drafter.model) is not None:
                 self._time_layers(name)
 
-    def measure(self) -> None:
+    def measure(self, tell: Callable[[str], None]) -> None:
         """All runs that are not there yet; repeats outside, so that a drift hits all cells alike."""
         runner = Runner(self._models.target, self._ways, self._request.settings)
         planned = list(self._plan())
@@ -129,7 +141,7 @@ class _Bench:
         with bar:
             for cell, place in missing:
                 bar.set_postfix_str(cell.name)
-                self._run(runner, cell, place)
+                self._run(runner, cell, place, tell)
                 bar.update()
 
     def report(self, provenance: Any) -> BenchReport:
@@ -160,25 +172,45 @@ class _Bench:
                 if repeat < cell.num_repeats:
                     yield from ((cell, Place(batch, repeat)) for batch in range(len(batches)))
 
-    def _run(self, runner: Runner, cell: Cell, place: Place) -> None:
+    def _run(self, runner: Runner, cell: Cell, place: Place, tell: Callable[[str], None]) -> None:
         batch = self._batches[cell][place.batch]
-        ways = [way for way in self._ways if way.runs_in(cell)]
-        for way in ways:
-            self._make_ready(runner, way, cell, self._batches[cell][0])
+        ways = [
+            way
+            for way in self._ways
+            if way.runs_in(cell) and self._is_ready(runner, way, cell, self._batches[cell][0], tell)
+        ]
+        if BASELINE not in [way.name for way in ways]:
+            return  # nothing to compare with
         seed = self._request.settings.seed + 1000 * place.repeat + place.batch
         random.Random(f"{seed} {cell.name}").shuffle(ways)
         runs = runner.run(ways, cell, batch, seed=seed % 2**32)
         self._store.add(run_key((cell, place)), {name: run.to_dict() for name, run in runs.items()})
 
-    def _make_ready(self, runner: Runner, way: Way, cell: Cell, batch: Batch) -> None:
-        if (cell.name, way.name) in self._warm:
-            return
+    def _is_ready(self, runner: Runner, way: Way, cell: Cell, batch: Batch, tell: Callable[[str], None]) -> bool:
+        """Whether a way works at a cell: alone and once, so that what fails takes no other way's measurements along.
+
+        That it failed is kept: runs of one cell that have other ways in them could not be put together.
+        """
+        failed = failure_key(cell, way.name)
+        if failed not in self._store and (cell.name, way.name) not in self._warm:
+            try:
+                self._warm_up(runner, way, cell, batch)
+            except (DSparkError, ValueError, torch.OutOfMemoryError) as error:
+                if way.name == BASELINE and cell.kind == "main":
+                    raise
+                self._store.add(failed, " ".join(f"{type(error).__name__}: {error}".split()))
+                tell(f"left out: {way.name} at {cell.name}: {self._store[failed]}")
+            self._warm.add((cell.name, way.name))
+            if failed in self._store and self._models.target.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return failed not in self._store
+
+    def _warm_up(self, runner: Runner, way: Way, cell: Cell, batch: Batch) -> None:
         key = f"memory/{cell.name}/{way.name}"
         if key in self._store:
             runner.warm_up(way, cell, batch)
         else:
             self._store.add(key, asdict(runner.memory(way, cell, batch)))
-        self._warm.add((cell.name, way.name))
 
 
 def run_key(one: tuple[Cell, Place]) -> str:

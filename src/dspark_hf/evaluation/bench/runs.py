@@ -183,6 +183,7 @@ class Watch:
         self._clock = clock
         self._start_s = 0.0
         self._since_s = 0.0
+        self._num_in_stream: int | None = None  # tokens of the last forward, if all are in one row
         self._first_token_s: float | None = None
         self._waits: list[tuple[int, float]] = []  # rounds ended before a forward, and seconds waited for its turn
         self._num_real = [length + 1 for length in num_prompt_tokens]
@@ -195,7 +196,7 @@ class Watch:
         return stack
 
     def __enter__(self) -> "Watch":
-        self._hooks.callback(self._twin.register_forward_pre_hook(self._go_on).remove)
+        self._hooks.callback(self._twin.register_forward_pre_hook(self._go_on, with_kwargs=True).remove)
         self._hooks.callback(self._twin.register_forward_hook(self._ended).remove)
         self._start_s = self._clock()
         return self
@@ -213,7 +214,8 @@ class Watch:
         """A round is over."""
         num_slots = 0 if ended.draft_tokens is None else ended.draft_tokens.shape[1]
         context = max(self._num_real[row] for row in ended.rows) - 1
-        self.rounds.append(Round(len(ended.rows), max(ended.num_verified), num_slots, context))
+        num_flat = self._num_in_stream if len(ended.rows) > 1 else None
+        self.rounds.append(Round(len(ended.rows), max(ended.num_verified), num_slots, context, num_flat))
         for row, num_accepted in zip(ended.rows, ended.num_accepted, strict=True):
             self._num_real[row] += num_accepted + 1
 
@@ -231,7 +233,9 @@ class Watch:
     def _ask(self, *_: object) -> None:
         self._since_s = self._clock()
 
-    def _go_on(self, *_: object) -> None:
+    def _go_on(self, _twin: object, _args: object, kwargs: Mapping[str, Any]) -> None:
+        tokens = kwargs.get("input_ids")
+        self._num_in_stream = tokens.shape[1] if tokens is not None and tokens.shape[0] == 1 else None
         self._waits.append((len(self.rounds), self._clock() - self._since_s))
 
     def _ended(self, *_: object) -> None:

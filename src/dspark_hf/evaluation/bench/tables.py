@@ -197,8 +197,9 @@ def _gamma(report: BenchReport) -> Section:
         rows.append((one.drafter, str(one.num_rows), *ratios, best, value))
     text = (
         "Expected speed over plain generation if every round drafts and verifies that many tokens: seconds from the "
-        "profile, acceptance from the main table's drafts, all verified. Policies that weigh drafts against time "
-        "choose by round and can do better."
+        "profile, acceptance from the main table's drafts, all verified. Gain: chosen on one half of the prompts, "
+        "judged on the other, and the other way round. Policies that weigh drafts against time choose by round and can "
+        "do better."
     )
     return Section("Which gamma", text, header, rows, "gamma")
 

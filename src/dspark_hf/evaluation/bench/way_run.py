@@ -12,17 +12,22 @@ class Round(NamedTuple):
         width: Longest verified draft among them.
         num_slots: Slots drafted for each row; 0: none.
         context: Tokens of the longest row before its anchor.
+        num_flat: Tokens of all rows, where they ran as one stream; None: as a grid, each row as wide as the longest.
     """
 
     num_rows: int
     width: int
     num_slots: int
     context: int
+    num_flat: int | None = None
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds by stage, waiting for others not counted; `outside` is what generate() does before and after rounds."""
+    """Seconds by stage, waiting for others not counted; `outside` is what generate() does before and after rounds.
+
+    Host times: on an accelerator the device lags behind, and its seconds land in whichever stage waits for it.
+    """
 
     prefill_s: float
     draft_s: float
