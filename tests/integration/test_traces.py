@@ -109,7 +109,7 @@ def test_sampled_confidences_are_those_of_drafts_in_decoding(target):
     """Means of the second slot's confidence logit, which reads the first draft, over texts that the target sampled."""
     drafter = drafter_near(target, block_size=3, initializer_range=0.1, confidence_head_with_markov=True)
     torch.nn.init.normal_(drafter.confidence_head.proj.weight, std=1.0)
-    runs, ids = 60, random_ids(PROMPT_TOKENS)
+    runs, ids = 150, random_ids(PROMPT_TOKENS)
     law = {"do_sample": True, "temperature": 1.3, "top_k": 0, "max_new_tokens": 2}
     torch.manual_seed(0)
     real, traced = [], []
