@@ -6,7 +6,7 @@ one and those that `make train-baselines` left in `baselines/`; without one, its
 them.
 
     python scripts/evidence.py --prompts PROMPTS --list
-    python scripts/evidence.py --prompts PROMPTS
+    python scripts/evidence.py --prompts PROMPTS --dtype float32    # on a CPU without bfloat16 products
     python scripts/evidence.py --smoke
 """
 
@@ -136,11 +136,31 @@ def _relative(word: str) -> str:
     return word.replace(f"{ROOT}/", "")
 
 
-def few_prompts(sources: Iterable[Path], output: Path, per_source: int) -> None:
-    """The first prompts of each file, in turn, so that the first N are of all kinds."""
+def first_prompts(sources: Iterable[Path], folder: Path, most: int) -> list[Path]:
+    """Files of at most so many prompts, of every file or file of a folder, under its name."""
     files = [file for path in sources for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
-    lists = [[line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()] for file in files]
-    lines = [lines[i] for i in range(per_source) for lines in lists if i < len(lines)]
+    names = [file.name for file in files]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        sys.exit(f"evidence: two files are called {twice[0]}, which names a data set in the tables; rename one")
+    for file in files:
+        write_lines(folder / file.name, lines_of(file)[:most])
+    return [folder / file.name for file in files]
+
+
+def few_prompts(files: Iterable[Path], output: Path, per_source: int) -> None:
+    """The first prompts of each file, in turn, so that the first N are of all kinds."""
+    lists = [lines_of(file) for file in files]
+    write_lines(output, [lines[i] for i in range(per_source) for lines in lists if i < len(lines)])
+
+
+def lines_of(file: Path) -> list[str]:
+    """Those that are not empty."""
+    return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def write_lines(output: Path, lines: Iterable[str]) -> None:
+    """Into a folder that need not be there."""
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
@@ -151,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--prompts", type=Path, action="append", help="JSONL or a folder of them; default: shipped ones"
     )
+    parser.add_argument("--num-prompts", type=int, default=16, help="most of each file (default: %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32 (default: %(default)s)")
     parser.add_argument("--baselines", type=Path, default=ROOT / "baselines", help="folder of `make train-baselines`")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "evidence")
     parser.add_argument("--only", action="append", help="name of a stage; may be repeated")
@@ -192,7 +214,11 @@ def real_world(arguments: argparse.Namespace) -> World:
     bundled = SOURCE / "bundled" / TARGET
     drafters = {name: folder for name, folder in folders.items() if name not in missing}
     work = ROOT / "build" / "evidence"
-    return World(TARGET, arguments.output, work, prompts, drafters or {"bundled": bundled}, bundled, is_small=False)
+    if arguments.num_prompts < 1:
+        sys.exit(f"evidence: --num-prompts must be >= 1, got {arguments.num_prompts}")
+    prompts = first_prompts(prompts, work / "prompts", arguments.num_prompts)
+    drafters = drafters or {"bundled": bundled}
+    return World(TARGET, arguments.output, work, prompts, drafters, bundled, arguments.dtype, is_small=False)
 
 
 def smoke_world(root: Path) -> World:
@@ -205,7 +231,9 @@ def smoke_world(root: Path) -> World:
     lines = [{"id": f"words{i % 2}/{i}", "prompt": f"w{i + 1} w{i + 4} w{2 * i + 3}"} for i in range(12)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     drafters = {"other": root / "other", "tiny": root / "tiny"}
-    return World(str(root / "target"), root / "out", root / "work", [prompts], drafters, root / "tiny", is_small=True)
+    return World(
+        str(root / "target"), root / "out", root / "work", [prompts], drafters, root / "tiny", "float32", is_small=True
+    )
 
 
 def make_tiny_models(root: Path) -> None:

@@ -46,6 +46,7 @@ class World:
     prompts: Sequence[Path]
     drafters: dict[str, Path]
     bundled: Path
+    dtype: str
     is_small: bool
 
 
@@ -53,7 +54,7 @@ def stages(world: World) -> list[Stage]:
     """All of them, in order."""
     out, work, small = world.output, world.work, world.is_small
     named = [word for name, folder in world.drafters.items() for word in ("--drafter", f"{name}={folder}")]
-    basics = ["--target", world.target]
+    basics = ["--target", world.target, "--dtype", world.dtype]
     folders = list(world.drafters.values())
     sources = [word for path in world.prompts for word in ("--prompts", str(path))]
     texts, few, profile = work / "texts.jsonl", work / "bench-prompts.jsonl", out / "profile.json"
@@ -76,7 +77,7 @@ def stages(world: World) -> list[Stage]:
             "texts",
             10,
             ["train", "data", *basics, *sources, "--output", str(texts), "--temperature", "0", "--temperature", "1",
-             "--answers-per-prompt", "2", *size("--max-new-tokens 160", "--max-new-tokens 12 --dtype float32")],
+             "--answers-per-prompt", "2", *size("--max-new-tokens 160", "--max-new-tokens 12")],
             world.prompts,
             [texts],
             [texts, work / "texts.jsonl.settings.json"],
@@ -95,7 +96,7 @@ def stages(world: World) -> list[Stage]:
             12,
             ["eval", *basics, *sources, *named, "--json", str(out / "drafters.json"),
              "--markdown", str(out / "drafters.md"), "--rounds", str(work / "rounds"),
-             *size("--num-prompts 12 --max-new-tokens 96", "--num-prompts 3 --max-new-tokens 12")],
+             *size("--temperature 0 --temperature 1 --max-new-tokens 96", "--num-prompts 3 --max-new-tokens 12")],
             [*world.prompts, *folders],
             [out / "drafters.json", out / "drafters.md"],
             [work / "rounds"],

@@ -28,7 +28,9 @@ def script(monkeypatch):
 
 def world(script, root, *, is_small=False):
     prompts, drafter = root / "prompts.jsonl", root / "drafter"
-    return script.World("t", root / "out", root / "work", [prompts], {"D": drafter}, drafter, is_small=is_small)
+    return script.World(
+        "t", root / "out", root / "work", [prompts], {"D": drafter}, drafter, "float32", is_small=is_small
+    )
 
 
 @pytest.mark.parametrize("is_small", [False, True])
@@ -143,8 +145,12 @@ def test_the_first_prompts_are_of_all_kinds(script, tmp_path):
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets" / "a.jsonl").write_text("a1\na2\na3\n")
     (tmp_path / "sets" / "b.jsonl").write_text("b1\n\n")
-    script.few_prompts([tmp_path / "sets"], tmp_path / "work" / "few.jsonl", 2)
+    cut = script.first_prompts([tmp_path / "sets"], tmp_path / "work", 2)
+    assert [path.read_text().split() for path in cut] == [["a1", "a2"], ["b1"]]
+    script.few_prompts(cut, tmp_path / "work" / "few.jsonl", 3)
     assert (tmp_path / "work" / "few.jsonl").read_text().split() == ["a1", "b1", "a2"]
+    with pytest.raises(SystemExit, match="two files are called a.jsonl"):
+        script.first_prompts([tmp_path / "sets", tmp_path / "sets" / "a.jsonl"], tmp_path / "work", 2)
 
 
 def test_unknown_stages_and_prompts_are_refused(script, capsys):
