@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--warm-up-rounds", type=int, default=50, help="before the first look (default: %(default)s)")
     arguments = parser.parse_args()
     target = zoo.load_target(TARGET, "bfloat16")
     drafter = zoo.load_drafter(TARGET).to(target.dtype)
@@ -36,7 +37,7 @@ def main() -> None:
     weights = sum(p.nbytes for model in (target, drafter) for p in {*model.parameters(), *model.buffers()})
     before = _resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak of loading is not a batch's
-    first, last = 50, 50 + arguments.rounds
+    first, last = arguments.warm_up_rounds, arguments.warm_up_rounds + arguments.rounds
     samples: dict[int, int] = {}
     middle = (first + last) // 2
     rounds = _sampled_rounds(samples, first, middle, last)

@@ -109,10 +109,11 @@ def run_stage(stage: Stage, manifest: Manifest) -> str:
         manifest.note(stage.name, begun=mark)
     for path in (*stage.writes, *stage.scratch):
         path.parent.mkdir(parents=True, exist_ok=True)
-    print(f"\n== {stage.name}, budget {stage.minutes:g} min\n$ {shlex.join(['dspark', *stage.words])}", flush=True)
+    words = [_relative(word) for word in stage.words]  # reports tell the command, and no folder of this machine
+    print(f"\n== {stage.name}, budget {stage.minutes:g} min\n$ {shlex.join(['dspark', *words])}", flush=True)
     start_s = time.monotonic()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), _paths()]))}
-    code = subprocess.call([sys.executable, "-m", "dspark_cli", *stage.words], env=environment)
+    code = subprocess.call([sys.executable, "-m", "dspark_cli", *words], env=environment, cwd=ROOT)
     minutes = (time.monotonic() - start_s) / 60
     if code == 130:
         raise KeyboardInterrupt
@@ -120,7 +121,7 @@ def run_stage(stage: Stage, manifest: Manifest) -> str:
         print(f"{stage.name} failed with exit code {code}", file=sys.stderr)
         return "failed"
     files = sorted(path.name for path in stage.writes)
-    command = shlex.join(["dspark", *map(_relative, stage.words)])
+    command = shlex.join(["dspark", *words])
     manifest.note(
         stage.name, done=mark, minutes=round(minutes, 2), budget_minutes=stage.minutes, command=command, files=files
     )

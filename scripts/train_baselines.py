@@ -44,6 +44,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 _SMOKE: dict[str, Any] = {"max_steps": 3, "batch_size": 2, "max_anchors": 8, "max_length": 96}
 _SMOKE |= {"held_out_fraction": 0.1, "num_decode_prompts": 0}
 _SMOKE_ANSWERS, _SMOKE_PROMPT_TOKENS = 16, 64
+# Parts of the run over which the tables give the mean tau, and the share of it that smooths the figure.
+_PARTS, _SMOOTHED_SHARE = 4, 0.05
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -174,21 +176,54 @@ def _summarise(arguments: argparse.Namespace, reports: dict[str, dict[str, Any]]
             f"| {name} | {row['num_steps']} | {row['num_anchors']} | {row['num_parameters'] / 1e6:.1f} | "
             f"{row['block_size']} | {_number(row['device_hours'], 2)} | {taus} |"
         )
-    text = "\n".join(lines) + "\n"
+    text = "\n".join([*lines, *_growth_table(rows)]) + "\n"
+    _draw_growth(rows, arguments.output / "baselines.png")
     (arguments.output / "baselines.md").write_text(text, encoding="utf-8")
     print(text)
+
+
+def _growth_table(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Lines: mean expected tau of training batches by quarter of the run."""
+    parts = [f"{100 * i // _PARTS} to {100 * (i + 1) // _PARTS} %" for i in range(_PARTS)]
+    lines = ["", "Expected tau of the training batches, mean over parts of the run:", ""]
+    lines += [f"| drafter | {' | '.join(parts)} |", "|---|" + "---|" * _PARTS]
+    for name, row in rows.items():
+        taus = row["tau_by_step"]
+        cuts = [len(taus) * i // _PARTS for i in range(_PARTS + 1)]
+        means = [sum(taus[a:b]) / (b - a) if b > a else None for a, b in zip(cuts, cuts[1:], strict=False)]
+        lines.append(f"| {name} | {' | '.join(_number(mean, 3) for mean in means)} |")
+    return lines
+
+
+def _draw_growth(rows: dict[str, dict[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for name, row in rows.items():
+        taus, steps = row["tau_by_step"], row["steps"]
+        width = max(1, round(_SMOOTHED_SHARE * len(taus)))
+        smooth = [sum(taus[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(taus))]
+        axes.plot(steps, smooth, label=name)
+    axes.set(xlabel="training step", ylabel="expected tau of training batches, temperature 1")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
 
 
 def _row(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names = ("num_steps", "num_anchors", "num_sequences", "spent_s", "device_hours", "data_sha256")
     metrics = report.get("metrics", {})
+    history = [entry for entry in report.get("history", []) if "expected_tau" in entry]
     taus = {key: metrics.get(f"eval_{key}") for key in ("expected_tau", "tau_greedy", "tau_sampled")}
     return {
         **{name: report.get(name) for name in names},
         "num_parameters": _num_parameters(folder),
         "block_size": config["block_size"],
         **taus,
+        "steps": [entry["step"] for entry in history],
+        "tau_by_step": [round(entry["expected_tau"], 4) for entry in history],
         "settings": report["settings"],
     }
 

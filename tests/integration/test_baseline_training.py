@@ -300,7 +300,11 @@ def test_the_script_trains_on_equal_terms_and_goes_on(root, tmp_path, script, ca
     assert len({(row["num_steps"], row["num_sequences"], row["data_sha256"]) for row in rows.values()}) == 1
     shared = ("batch_size", "max_anchors", "seed", "learning_rate", "held_out_fraction", "max_length")
     assert len({tuple(row["settings"][name] for name in shared) for row in rows.values()}) == 1
-    assert "| eagle3 | 3 |" in (tmp_path / "baselines.md").read_text()
+    table = (tmp_path / "baselines.md").read_text()
+    assert "| eagle3 | 3 |" in table and (tmp_path / "baselines.png").stat().st_size > 1000
+    taus = rows["eagle3"]["tau_by_step"]
+    assert rows["eagle3"]["steps"] == [1, 2, 3] and len(taus) == 3 and min(taus) >= 1
+    assert f"| eagle3 |  | {taus[0]:.3f} | {taus[1]:.3f} | {taus[2]:.3f} |" in table  # quarters of three steps
     assert (tmp_path / "features" / "features.json").is_file()
     # other data under the same name is another run, which the trainer refuses to mix
     other = root / "other.jsonl"

@@ -33,7 +33,7 @@ from dspark_hf.evaluation.bench.show import print_report, to_markdown
 from dspark_hf.evaluation.bench.way_run import Round, Speculation, Stages, WayRun
 from dspark_hf.evaluation.bench.ways import BASELINE, LeftOut, WayFacts
 from dspark_hf.evaluation.intervals import bootstrap
-from dspark_hf.evaluation.provenance import collect_provenance
+from dspark_hf.evaluation.provenance import collect_provenance, command_line
 from dspark_hf.prompts import Prompt
 
 MAIN = Cell("main", 1, None, 64, stops_at_end=True, num_repeats=1)
@@ -630,3 +630,10 @@ def test_a_prompt_without_text_is_refused():
         encode_all(Tokenizer(), prompts)
     with pytest.raises(ComparisonError, match="list of prompts is empty"):
         encode_all(Tokenizer(), [])
+
+
+def test_a_module_is_told_as_such():
+    assert (
+        command_line(["/opt/lib/dspark_cli/__main__.py", "eval", "--seed", "1"]) == "python -m dspark_cli eval --seed 1"
+    )
+    assert command_line(["/usr/bin/dspark", "eval"]) == "dspark eval"

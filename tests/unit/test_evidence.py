@@ -79,8 +79,9 @@ def calls(script, stage, monkeypatch):
     """Exit codes to come, and what scratch held at each call."""
     state = {"codes": [], "seen": []}
 
-    def call(words, env):
+    def call(words, env, cwd):
         assert words[1:] == ["-m", "dspark_cli", *stage.words] and str(SCRIPTS.parent / "src") in env["PYTHONPATH"]
+        assert cwd == SCRIPTS.parent
         scratch = stage.scratch[0]
         state["seen"].append(scratch.read_text() if scratch.exists() else None)
         code = state["codes"].pop(0)

@@ -84,7 +84,9 @@ def collect_provenance(
 def command_line(argv: Sequence[str] | None = None) -> str:
     """This process's command, or another one, scrubbed."""
     program, *arguments = sys.argv if argv is None else argv
-    return shlex.join([scrub(Path(program).name), *scrub_arguments(arguments)])
+    path = Path(program)
+    words = ["python", "-m", scrub(path.parent.name)] if path.name == "__main__.py" else [scrub(path.name)]
+    return shlex.join([*words, *scrub_arguments(arguments)])
 
 
 def write_report(path: Path, content: dict[str, Any]) -> None:
