@@ -85,6 +85,7 @@ def test_scrubbing_twice_is_scrubbing_once(text):
         "dspark train --max-new-tokens 64 --num-assistant-tokens=5 --max-prompt-tokens 1024",
         "tokenizer = AutoTokenizer.from_pretrained('org/name')",
         "pad_token_id=2 eos_token_id: 2",
+        "first_token_s_p50: seconds to the first token, prefill_token_ms=3.1",
         "1.75 tokens: the bonus token counted; secretary",
         "/data/rooted/x ./root.txt org/name --prompts eval/gsm8k.jsonl",
         "risk-averse-and-long-enough",

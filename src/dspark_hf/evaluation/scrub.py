@@ -11,9 +11,9 @@ SECRET = "REDACTED"
 
 # A word of a shell line, quoted parts included.
 _WORD = r"(?:'[^']*'|\"[^\"]*\"|\\.|[^\s'\"\\])+"
-# Names that hold a secret. `tokens`, `tokenizer` and `eos_token_id` do not.
+# Names that hold a secret. `tokens`, `tokenizer`, `eos_token_id` and `first_token_s` (seconds) do not.
 _SECRET_NAME = (
-    r"[\w.-]*(?:token(?!s|iz|_id|-id)|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"[\w.-]*(?:token(?!s|iz|_id|-id|_m?s(?![a-z]))|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|credential)[\w.-]*"
 )
 
