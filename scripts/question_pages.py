@@ -1,7 +1,8 @@
-"""Fill the tables of docs/questions from the reports beside them: `python scripts/question_pages.py`.
+"""Fill the tables of docs/questions and of other documents from reports: `python scripts/question_pages.py`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. `--check` writes nothing and fails where a
-page differs from its report. The reports come from other scripts; each page says from which.
+page differs from its report. The reports come from other scripts; each page says from which. Those of `make bench` are in
+docs/evidence.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from vocabulary_cost import cost_table
 from dspark_hf.fitting.profile_store import load_profile
 from dspark_hf.fitting.throughput import ThroughputProfile
 
-PAGES = Path(__file__).resolve().parents[1] / "docs" / "questions"
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "questions"
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 CONTEXT = 256
 
@@ -66,7 +68,7 @@ def provenance(content: dict[str, Any]) -> str:
 
 def intervals() -> str:
     """Half widths of tau's interval, of the bundled drafter's stored evaluation."""
-    folder = PAGES.parents[1] / "src/dspark_hf/bundled/smollm2-135m-instruct/reports"
+    folder = ROOT / "src/dspark_hf/bundled/smollm2-135m-instruct/reports"
     content = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     rows = [["texts", "n", "tau, greedy", "half width, %", "tau, temperature 1", "half width, %"]]
     scores = {score["temperature"]: score["tau"] for score in content["scores"]}
@@ -238,6 +240,11 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+def documents() -> list[Path]:
+    """All that may hold tables."""
+    return [*sorted(PAGES.glob("*.md")), ROOT / "README.md", ROOT / "docs" / "evaluate.md"]
+
+
 def filled(text: str) -> str:
     """A page with its tables as the reports have them."""
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
@@ -248,7 +255,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     stale = []
-    for page in sorted(PAGES.glob("*.md")):
+    for page in documents():
         text = page.read_text(encoding="utf-8")
         new = filled(text)
         if new != text and not arguments.check:

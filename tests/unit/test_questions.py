@@ -158,7 +158,7 @@ def test_no_page_has_a_gap_for_numbers(page):
 
 def test_tables_are_those_of_the_reports(tables):
     marked = {}
-    for page in PAGES:
+    for page in tables.documents():
         text = page.read_text(encoding="utf-8")
         assert text.count("<!-- table: ") == text.count("<!-- end of table -->") == len(tables.MARKED.findall(text))
         assert tables.filled(text) == text, f"{page.name}: run `python scripts/question_pages.py`"
