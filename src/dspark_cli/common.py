@@ -20,6 +20,7 @@ EXIT_INTERRUPTED = 130
 
 TargetOption = Annotated[str, typer.Option(help="Folder, Hub id, or smollm2-135m-instruct.")]
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: CUDA where there is one.")]
+DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")]
 ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads. Default: torch's choice.")]
 # More threads than this a CPU only gain switching; far more cannot be started, in the middle of loading a model.
 MAX_THREADS_PER_CPU = 4

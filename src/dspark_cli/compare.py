@@ -11,6 +11,7 @@ from .common import (
     EXIT_NOT_LOSSLESS,
     DebugOption,
     DeviceOption,
+    DtypeOption,
     JsonOption,
     TargetOption,
     ThreadsOption,
@@ -40,7 +41,6 @@ TemperatureOption = Annotated[float, typer.Option(help="0 is greedy; above 0 sam
 TopPOption = Annotated[float | None, typer.Option(help="Default: no cut.")]
 TopKOption = Annotated[int | None, typer.Option(help="Default: no cut.")]
 MaxNewTokensOption = Annotated[int, typer.Option(help="Most new tokens per prompt.")]
-DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")]
 PolicyOption = Annotated[
     str | None,
     typer.Option(

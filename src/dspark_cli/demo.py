@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from .common import DebugOption, DeviceOption, TargetOption, ThreadsOption, readable_errors, require, set_up_torch
+from .common import (
+    DebugOption,
+    DeviceOption,
+    DtypeOption,
+    TargetOption,
+    ThreadsOption,
+    readable_errors,
+    require,
+    set_up_torch,
+)
 
 # Every way out: the Hub, gradio's statistics, and the package index, the small target's other source.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False", "PIP_NO_INDEX": "1"}
@@ -18,7 +27,6 @@ _OPEN_TO_OTHERS = (
 )
 
 DrafterOption = Annotated[str, typer.Option(help="Drafter's folder or Hub id, bundled, or untrained.")]
-DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")]
 HostOption = Annotated[str, typer.Option(help="Address to serve at; 0.0.0.0 lets other machines in.")]
 PortOption = Annotated[int | None, typer.Option(help="Default: the first free one from 7860 on.")]
 OfflineOption = Annotated[bool, typer.Option("--offline", help="Make no request to the outside, whatever is missing.")]

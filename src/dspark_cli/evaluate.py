@@ -8,6 +8,7 @@ import typer
 from .common import (
     DebugOption,
     DeviceOption,
+    DtypeOption,
     JsonOption,
     TargetOption,
     ThreadsOption,
@@ -59,7 +60,7 @@ def eval_command(
         list[float] | None,
         typer.Option(help="On the confidence, to be tried; may be repeated. Default: 0, 0.1, ... 0.9."),
     ] = None,
-    dtype: Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")] = "bfloat16",
+    dtype: DtypeOption = "bfloat16",
     device: DeviceOption = "auto",
     seed: Annotated[int, typer.Option(help="Of sampling and intervals.")] = 0,
     threads: ThreadsOption = None,

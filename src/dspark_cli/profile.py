@@ -8,6 +8,7 @@ import typer
 from .common import (
     DebugOption,
     DeviceOption,
+    DtypeOption,
     JsonOption,
     TargetOption,
     ThreadsOption,
@@ -25,7 +26,6 @@ DrafterOption = Annotated[
 ]
 BatchSizeOption = Annotated[list[int] | None, typer.Option(help="Rows that share a step; may be repeated.")]
 ContextOption = Annotated[list[int] | None, typer.Option(help="Tokens before a step; may be repeated.")]
-DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")]
 RepeatsOption = Annotated[int, typer.Option(help="Measurements per point.")]
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Picture of SPS over B. Default: beside the profile.")

@@ -8,6 +8,7 @@ import typer
 from .common import (
     DebugOption,
     DeviceOption,
+    DtypeOption,
     TargetOption,
     ThreadsOption,
     readable_errors,
@@ -38,7 +39,7 @@ def traces_command(
     max_new_tokens: Annotated[int, typer.Option(help="Of prompts: most new tokens of each.")] = 192,
     max_prompt_tokens: Annotated[int, typer.Option(help="Of prompts: longer ones are left out.")] = 1024,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded at a time.")] = 16,
-    dtype: Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")] = "bfloat16",
+    dtype: DtypeOption = "bfloat16",
     device: DeviceOption = "auto",
     seed: Annotated[int, typer.Option(help="Of sampling and of the order of prompts.")] = 0,
     threads: ThreadsOption = None,

@@ -14,11 +14,13 @@ from .common import (
     readable_errors,
     set_up_torch,
 )
+from .common import (
+    DtypeOption as CommonDtypeOption,
+)
 
 train_app = typer.Typer(add_completion=False, invoke_without_command=True)
 
 DtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32", help="Of the target and of products.")]
-AnswerDtypeOption = Annotated[str, typer.Option(metavar="bfloat16|float32|auto", help="auto: the checkpoint's.")]
 SeedOption = Annotated[int, typer.Option(help="Of weights, data order, anchors, sampling.")]
 _BY_SIZE = "Default: from the target's size."
 PANEL = "Drafter"
@@ -162,7 +164,7 @@ def train_data_command(
     max_prompts: Annotated[int | None, typer.Option(help="Most rows of each source.")] = None,
     split: Annotated[str, typer.Option(help="Of Hub data sets.")] = "train",
     batch_size: Annotated[int, typer.Option(help="Prompts answered at a time.")] = 32,
-    dtype: AnswerDtypeOption = "bfloat16",
+    dtype: CommonDtypeOption = "bfloat16",
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
