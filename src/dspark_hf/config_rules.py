@@ -18,7 +18,9 @@ ROPE_TYPES = ("default", "llama3", "yarn", "proportional")
 VERIFICATION_POLICIES = ("full", "threshold", "survival", "goodput", "prefix", "smoothed", "block", "lagged")
 CALIBRATION_MODES = ("greedy", "sampled")
 # Of one mode's entry; the first three must be there.
-CALIBRATION_KEYS = ("temperatures", "platt", "settings", "num_proposals", "ece_before", "ece_after")
+CALIBRATION_KEYS = (
+    "temperatures", "platt", "settings", "num_proposals", "ece_before", "ece_after", "share_accepted"
+)  # fmt: skip
 
 # Far above any drafter; a hostile or damaged config must not build modules for hours, nor fill the memory.
 LARGEST_SIZES = {
@@ -252,7 +254,8 @@ def check_calibration(config: "DSparkConfig") -> None:
     It maps modes to entries of `temperatures`, one number per slot from 1e-4 to 1e4; `platt`, None or one pair
     `[a, b]` per slot with a in the same range and |b| at most 1e4, which then stand for the temperatures; `settings`,
     the generate() arguments it was fitted under; and, if wanted, `num_proposals` (rounds it was fitted on),
-    `ece_before` and `ece_after` (means over slots).
+    `ece_before` and `ece_after` (means over slots), and `share_accepted`, for each slot the share of rounds in which
+    all drafts up to it were accepted, which a call goes by until it has seen rounds of its own.
 
     Raises:
         DSparkConfigError: a rule is broken.
@@ -297,7 +300,14 @@ def _check_calibration_entry(name: str, entry: object, num_slots: int) -> None:
         settings,
         "must map names of generate() arguments to finite numbers",
     )
-    for key in CALIBRATION_KEYS[3:]:
+    shares = entry.get("share_accepted")
+    _require(
+        shares is None or (_is_list_of(num_slots, shares) and all(_is_finite(s) and 0 <= s <= 1 for s in shares)),
+        f"{name}['share_accepted']",
+        shares,
+        f"must be None or hold a share from 0 to 1 for each of the {num_slots} slots",
+    )
+    for key in ("num_proposals", "ece_before", "ece_after"):
         value = entry.get(key)
         holds = value is None or (_is_finite(value) and value >= 0)
         _require(holds, f"{name}[{key!r}]", value, "must be a finite number >= 0")

@@ -9,7 +9,13 @@ from transformers import GenerationConfig
 
 from dspark_hf import DSparkConfig, DSparkConfigError, DSparkDraftModel
 from dspark_hf.decoding import calibrate as calibrate_module
-from dspark_hf.decoding.calibrate import SlotCalibration, calibrate, calibration_for, law_settings
+from dspark_hf.decoding.calibrate import (
+    SlotCalibration,
+    accepted_shares_for,
+    calibrate,
+    calibration_for,
+    law_settings,
+)
 from dspark_hf.decoding.observers import observe_rounds
 
 GREEDY = {"temperatures": [2.0, 0.5, 1.0, 4.0], "platt": None, "settings": {"repetition_penalty": 1.0}}
@@ -20,6 +26,7 @@ SAMPLED = {
     "num_proposals": 500,
     "ece_before": 0.06,
     "ece_after": 0.01,
+    "share_accepted": [0.6, 0.3, 0.1, 0.0],
 }
 CALIBRATION = {"greedy": GREEDY, "sampled": SAMPLED}
 
@@ -49,6 +56,9 @@ def config(**overrides):
         ({"platt": [[1.0, 0.0]] * 3 + [[1.0, -1e5]]}, "b from -10000 to 10000"),
         ({"settings": {"temperature": "warm"}}, "names of generate.. arguments to finite numbers"),
         ({"num_proposals": -1}, r"\['num_proposals'\] must be a finite number >= 0"),
+        ({"share_accepted": [0.5] * 3}, "must be None or hold a share from 0 to 1 for each of the 4 slots"),
+        ({"share_accepted": [0.5] * 3 + [1.5]}, r"\['share_accepted'\] .* got .0.5, 0.5, 0.5, 1.5"),
+        ({"share_accepted": [0.5] * 3 + [float("nan")]}, "a share from 0 to 1"),
         ({"colour": 1}, r"may only have the keys .*got \['colour'\]"),
     ],
 )
@@ -64,6 +74,13 @@ def test_maps_at_their_bounds_give_probabilities(entry):
     logits = torch.tensor([[-1e4], [-1.0], [0.0], [1.0], [1e4]]).expand(-1, 4)
     conditional = calibrate(logits, maps).conditional
     assert bool(((conditional >= 0) & (conditional <= 1)).all())
+
+
+def test_what_was_accepted_is_known_by_mode():
+    sampled, greedy = (GenerationConfig(do_sample=do_sample) for do_sample in (True, False))
+    assert accepted_shares_for(config(), sampled) == [0.6, 0.3, 0.1, 0.0]
+    assert accepted_shares_for(config(), greedy) is None
+    assert accepted_shares_for(config(calibration=None), sampled) is None
 
 
 def test_unknown_modes_and_missing_keys_fail():

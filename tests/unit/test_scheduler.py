@@ -116,3 +116,18 @@ def test_policies_that_weigh_no_rows_get_no_weights():
     stage.wants_draft(2, 100)
     stage.slots({0: 40, 1: 8}, BLOCK)
     assert stage.weights((0, 1)) is None
+
+
+def test_what_calibration_saw_decides_the_first_rounds():
+    hopeless, sure = [0.05] * BLOCK, [0.99] * BLOCK
+
+    def first(prior, num_slots=BLOCK):
+        stage = Scheduler(BlockPolicy(), num_slots, Machine(), CPU, block_size=BLOCK, prior_survival=prior)
+        drafts = stage.wants_draft(4, 100)
+        return drafts, stage.slots(FOUR, num_slots)
+
+    assert first(None) == (True, BLOCK)
+    assert first(sure) == (True, BLOCK)
+    assert first(hopeless) == (False, 1)
+    assert first([0.9, 0.9, *[0.0] * (BLOCK - 2)]) == (True, 2)
+    assert first([0.9, 0.9, *[0.0] * (BLOCK - 2)], num_slots=1) == (True, 1)

@@ -89,6 +89,13 @@ def calibration_for(config: DSparkConfig, generation_config: GenerationConfig) -
     return SlotCalibration.of(entry)
 
 
+def accepted_shares_for(config: DSparkConfig, generation_config: GenerationConfig) -> list[float] | None:
+    """Share of rounds in which each slot was accepted when the drafter was calibrated, for a call's mode."""
+    entry = (config.calibration or {}).get(mode_of(generation_config), {})
+    shares: list[float] | None = entry.get("share_accepted")
+    return shares
+
+
 def mode_of(generation_config: GenerationConfig) -> str:
     """The mode of a call."""
     return mode_name(bool(generation_config.do_sample))

@@ -14,7 +14,7 @@ from .._compat import TargetModel, let_record_outputs
 from ..errors import IncompatibleTargetError
 from ..model.context_cache import DraftContextCache
 from ..modeling_dspark import DSparkDraftModel
-from .calibrate import calibrate, calibration_for
+from .calibrate import accepted_shares_for, calibrate, calibration_for
 from .draft import draft_block
 from .policies.facts import RoundFacts
 from .prefixes import Prefixes
@@ -87,6 +87,7 @@ class DSparkCandidateGenerator(CandidateGenerator):
             found.profile,
             device,
             block_size=config.block_size,
+            prior_survival=accepted_shares_for(config, generation_config),
             is_timed=self._target_device.type == "cpu",
         )
         calibration = calibration_for(config, generation_config)

@@ -36,6 +36,8 @@ class Scheduler:
         policy: Made for this call.
         num_slots: Most drafts of a round, at most `block_size`.
         block_size: Slots of the drafts that were profiled.
+        prior_survival: Share of rounds in which each slot is accepted, as known before the call, `[block_size]`; None:
+            nothing is known.
         profile: For policies that weigh drafts against step times.
         device: Of drafts and confidences.
         fills_freed_rows: New rows take the place of those that end, as on a server: then no row holds up the others.
@@ -50,16 +52,18 @@ class Scheduler:
         device: torch.device,
         *,
         block_size: int,
+        prior_survival: Sequence[float] | None = None,
         fills_freed_rows: bool = False,
         is_timed: bool = False,
     ) -> None:
         self._policy = policy
         self._profile = profile if policy.needs_costs else None
-        self._gate = None if self._profile is None else DraftGate(num_slots)
+        prior = {} if prior_survival is None else {"prior_acceptance": conditional_shares(prior_survival)}
+        self._gate = None if self._profile is None else DraftGate(num_slots, **prior)
         # Steps that a clock times are those of a measured profile.
         measured = cast(ThroughputProfile | None, self._profile if is_timed else None)
         self._residuals = None if measured is None else residuals_of(measured)
-        self._history = RowHistory(num_slots)
+        self._history = RowHistory(num_slots, prior_survival)
         # With one number of rows profiled, nobody knows what a row costs.
         knows_rows = self._profile is not None and len(self._profile.grid.num_rows) > 1
         self._weighs_rows = knows_rows and not fills_freed_rows and getattr(policy, "weighs_rows", False)
@@ -190,6 +194,12 @@ class Scheduler:
         num_rows = max(num_rows, more)
         alone, together = (float(profile.step_costs(n, context).step_s[n]) for n in (few, num_rows))
         return max(0.0, (together - alone) / (num_rows - few))
+
+
+def conditional_shares(survival: Sequence[float]) -> list[float]:
+    """Of rounds that accepted every slot before, the share that accepted each; 0 behind a slot that none accepted."""
+    before = [1.0, *survival[:-1]]
+    return [min(1.0, share / reached) if reached > 0 else 0.0 for share, reached in zip(survival, before, strict=True)]
 
 
 class Found(NamedTuple):

@@ -72,6 +72,7 @@ class ModeReport:
             "num_proposals": self.num_fitted,
             "ece_before": round(self.mean_ece_before, 6),
             "ece_after": round(self.mean_ece_after, 6),
+            "share_accepted": [round(slot.share_accepted, 6) for slot in self.slots],
         }
 
 

@@ -5,16 +5,19 @@ import numpy as np
 from .facts import StepCosts
 from .history import Floats, RowHistory
 
-# Slots are judged when all of them were drafted in so many rows * rounds. Rounds of slots that are left out fade like
-# all others, so such slots are drafted again now and then.
+# Slots are judged when all of them were drafted in so many rows * rounds.
 MIN_ROW_ROUNDS = 48.0
+
+# Shorter drafts after which a whole block is tried again.
+RETRY_ROUNDS = 32
 
 
 def slots_worth_drafting(history: RowHistory, shares: Floats, costs: StepCosts, weights: Floats | None = None) -> int:
     """The number of slots with which a round promises most tokens a second, the most of equals, at least 1.
 
     Each number of slots is forecast with the best set of drafts to verify, if each row accepted what it did on average.
-    Every slot is drafted until enough is known of it. A policy still decides how much of what was drafted is verified.
+    Every slot is drafted until enough is known of it, and again now and then. A policy still decides how much of what
+    was drafted is verified.
 
     Args:
         history: Of this call.
@@ -23,7 +26,7 @@ def slots_worth_drafting(history: RowHistory, shares: Floats, costs: StepCosts, 
         weights: What a token of each row is worth, `[rows]`, 1 on average; None: all the same.
     """
     num_rows, num_slots = shares.shape
-    if num_slots == 1 or history.num_drafted.min() < MIN_ROW_ROUNDS:
+    if num_slots == 1 or history.num_tried < MIN_ROW_ROUNDS or history.num_shorter >= RETRY_ROUNDS:
         return num_slots
     gains = shares if weights is None else shares * weights[:, None]
     seconds = np.asarray(costs.seconds)

@@ -15,6 +15,9 @@ MEMORY_ROW_ROUNDS = 512.0
 PRIOR_ROUNDS = 8.0
 MEMORY_ROUNDS = 64.0
 
+# Rows * rounds that a drafter's calibration weighs in what is known of all rows.
+PRIOR_ROW_ROUNDS = 48.0
+
 # When so small a share of the rows is left, a step leaves room for drafts that were not worth verifying before.
 ANEW_SHARE = 0.5
 
@@ -27,37 +30,55 @@ class RowHistory:
 
     Args:
         num_slots: Drafts of a whole block.
+        prior_survival: Share of rounds in which each slot is accepted, as known before the call, `[slots]`; None:
+            nothing is known.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, prior_survival: Sequence[float] | None = None) -> None:
         self._num_slots = num_slots
-        self._drafted = np.zeros(num_slots)  # rows * rounds in which the slot was drafted, fading
-        self._accepted = np.zeros(num_slots)  # drafts accepted there
-        self._of_row: dict[int, tuple[Floats, Floats]] = {}  # the same of each row
-        self._num_rows = 0  # when every slot was last unknown
+        self._prior = None if prior_survival is None else np.asarray(prior_survival[:num_slots], dtype=np.float64)
+        self._of_row: dict[int, tuple[Floats, Floats]] = {}  # rounds that drafted a slot and that accepted it, fading
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know no more than before the call; rows keep what is theirs."""
+        weight = 0.0 if self._prior is None else PRIOR_ROW_ROUNDS
+        self._drafted = np.full(self._num_slots, weight)  # rows * rounds in which the slot was drafted, fading
+        self._accepted = np.zeros(self._num_slots) if self._prior is None else weight * self._prior
+        self._num_left_out = np.zeros(self._num_slots)  # rounds since the slot was drafted
+        self._num_rows = 0
+        self._num_tried = weight
 
     @property
-    def num_drafted(self) -> Floats:
-        """Rows * rounds in which each slot was drafted, `[slots]`; what is long ago counts less."""
-        return self._drafted
+    def num_tried(self) -> float:
+        """Rows * rounds that drafted every slot, the prior counted, since so many rows run."""
+        return self._num_tried
+
+    @property
+    def num_shorter(self) -> int:
+        """Rounds since the last one that drafted every slot."""
+        return int(self._num_left_out[-1])
 
     def observe(self, row_ids: Sequence[int], num_accepted: Sequence[int], num_slots: int) -> None:
         """Take a round that drafted `num_slots` slots of each of these rows."""
+        num_rows = len(row_ids)
+        if num_rows <= ANEW_SHARE * self._num_rows:
+            self._begin()
+        self._num_rows = self._num_rows or num_rows
         slots = np.arange(self._num_slots)
-        was_drafted = (slots < num_slots).astype(np.float64)
+        was_drafted = slots < num_slots
+        counted = was_drafted.astype(np.float64)
         is_kept = (slots < np.asarray(num_accepted)[:, None]).astype(np.float64)
-        if len(row_ids) <= ANEW_SHARE * self._num_rows:
-            self._drafted *= 0.0  # so that every slot is drafted until it is known again; rows keep what is theirs
-            self._accepted *= 0.0
-        if not self._drafted.any():
-            self._num_rows = len(row_ids)
-        keep = max(0.0, 1.0 - len(row_ids) / MEMORY_ROW_ROUNDS)
-        self._drafted = keep * self._drafted + len(row_ids) * was_drafted
-        self._accepted = keep * self._accepted + is_kept.sum(axis=0)
+        # A slot fades by all rounds since it was drafted, but not before there is something in its place.
+        keep = max(0.0, 1.0 - num_rows / MEMORY_ROW_ROUNDS) ** (1.0 + self._num_left_out)
+        self._drafted = np.where(was_drafted, keep * self._drafted + num_rows, self._drafted)
+        self._accepted = np.where(was_drafted, keep * self._accepted + is_kept.sum(axis=0), self._accepted)
+        self._num_left_out = np.where(was_drafted, 0.0, self._num_left_out + 1.0)
+        self._num_tried += num_rows if num_slots >= self._num_slots else 0
         for row, kept in zip(row_ids, is_kept, strict=True):
             drafted, accepted = self._of_row.get(row, (0.0, 0.0))
             faded = 1.0 - 1.0 / MEMORY_ROUNDS
-            self._of_row[row] = faded * drafted + was_drafted, faded * accepted + kept
+            self._of_row[row] = faded * drafted + counted, faded * accepted + kept
 
     def accepted_share(self, row_ids: Sequence[int]) -> Floats:
         """Share of rounds that drafted a slot in which it was accepted, `[rows, slots]`; 0 where none ever did.
