@@ -1,8 +1,8 @@
 """Fill the tables of docs/questions and of other documents from reports: `python scripts/question_pages.py`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. `--check` writes nothing and fails where a
-page differs from its report. The reports come from other scripts; each page says from which. Those of `make bench` are in
-docs/evidence.
+page differs from its report. The reports come from other scripts; each page says from which. Those of `make bench` are
+in docs/evidence.
 """
 
 import argparse

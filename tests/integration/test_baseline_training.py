@@ -304,7 +304,9 @@ def test_the_script_trains_on_equal_terms_and_goes_on(root, tmp_path, script, ca
     assert "| eagle3 | 3 |" in table and (tmp_path / "baselines.png").stat().st_size > 1000
     taus = rows["eagle3"]["tau_by_step"]
     assert rows["eagle3"]["steps"] == [1, 2, 3] and len(taus) == 3 and min(taus) >= 1
-    assert f"| eagle3 |  | {taus[0]:.3f} | {taus[1]:.3f} | {taus[2]:.3f} |" in table  # quarters of three steps
+    firsts = rows["eagle3"]["acceptance_1_by_step"]
+    cells = [f"{tau:.3f}; {first:.3f}" for tau, first in zip(taus, firsts, strict=True)]
+    assert f"| eagle3 |  | {' | '.join(cells)} |" in table  # quarters of three steps
     assert (tmp_path / "features" / "features.json").is_file()
     # other data under the same name is another run, which the trainer refuses to mix
     other = root / "other.jsonl"
