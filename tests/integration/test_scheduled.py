@@ -111,6 +111,19 @@ def test_no_draft_is_made_where_none_can_pay(num_rows, on):
     assert machine.asked[0] == (num_rows, 5)
 
 
+@pytest.mark.parametrize(("shares", "is_drafted"), [([0.9, 0.8, 0.7, 0.6], True), ([0.01, 0.0, 0.0, 0.0], False)])
+def test_a_call_begins_with_what_calibration_saw(shares, is_drafted, on):
+    on(Machine(lambda b: 1.0, draft_s=0.3))
+    target = tiny_target()
+    entry = {"temperatures": [1.0] * 4, "platt": None, "settings": {}, "share_accepted": shares}
+    drafter = tiny_drafter(target, calibration={"greedy": entry})
+    inputs = ragged([5] * 3)
+    with record_speculation() as report:
+        got = greedy(target, **inputs, max_new_tokens=8, verification_policy="block", assistant_model=drafter)
+    assert torch.equal(got, greedy(target, **inputs, max_new_tokens=8))
+    assert (report.num_drafted > 0) == is_drafted
+
+
 def test_slots_that_cost_more_than_they_bring_are_not_drafted(on, monkeypatch):
     on(Machine(lambda b: 1.0, draft_s=0.5, slot_s=0.1))
     monkeypatch.setattr("dspark_hf.decoding.policies.depth.MIN_ROW_ROUNDS", 6.0)
