@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = [stage for stage in table if not arguments.only or stage.name in arguments.only]
     if arguments.list:
         for stage in table:
-            print(f"{stage.minutes:5g} min  {stage.name:<15} {shlex.join(['dspark', *stage.words])}")
+            print(f"{stage.minutes:5g} min  {stage.name:<15} {shlex.join(['dspark', *map(_relative, stage.words)])}")
         return 0
     world.output.mkdir(parents=True, exist_ok=True)
     few_prompts(world.prompts, world.work / "bench-prompts.jsonl", 4)
