@@ -74,11 +74,15 @@ class Manifest:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.entries: dict[str, dict[str, object]] = {}
-        if path.is_file():
-            self.entries = json.loads(path.read_text(encoding="utf-8"))
+        self._read()
+
+    def _read(self) -> None:
+        if self._path.is_file():
+            self.entries = json.loads(self._path.read_text(encoding="utf-8"))
 
     def note(self, name: str, **facts: object) -> None:
         """Replace what is known of a stage."""
+        self._read()  # another process may have run other stages meanwhile
         self.entries[name] = facts
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
         partial.write_text(json.dumps(self.entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -130,6 +130,14 @@ def test_failures_and_missing_inputs_are_told(script, stage, manifest, calls):
     assert len(calls["seen"]) == 1
 
 
+def test_processes_that_run_different_stages_keep_each_others_notes(script, tmp_path):
+    one, other = (script.Manifest(tmp_path / "evidence.json") for _ in range(2))
+    one.note("a", done="1")
+    other.note("b", done="2")
+    one.note("c", begun="3")
+    assert sorted(script.Manifest(tmp_path / "evidence.json").entries) == ["a", "b", "c"]
+
+
 def test_other_files_of_a_drafters_folder_change_nothing(script, stage, tmp_path):
     folder = tmp_path / "drafter"
     (folder / "reports").mkdir(parents=True)
