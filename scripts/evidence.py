@@ -195,6 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{stage.minutes:5g} min  {stage.name:<15} {shlex.join(['dspark', *map(_relative, stage.words)])}")
         return 0
     world.output.mkdir(parents=True, exist_ok=True)
+    if not arguments.smoke:
+        copy_summary(arguments.baselines, world.output)
     few_prompts(world.prompts, world.work / "bench-prompts.jsonl", 4)
     manifest = Manifest(world.output / "evidence.json")
     try:
@@ -204,6 +206,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print("\n" + "\n".join(f"{result:<7} {name}" for name, result in results.items()))
     return 0 if set(results.values()) <= {"done", "there"} else 1
+
+
+def copy_summary(baselines: Path, output: Path) -> None:
+    """What training the baselines cost and came to."""
+    for path in sorted(baselines.glob("baselines.*")):
+        shutil.copyfile(path, output / path.name)
 
 
 def real_world(arguments: argparse.Namespace) -> World:

@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from dspark_hf import TrainingRequest, train_drafter, zoo
 from dspark_hf.errors import DSparkError
-from dspark_hf.evaluation.provenance import write_report
+from dspark_hf.evaluation.provenance import command_line, write_report
 from dspark_hf.evaluation.report_files import REPORTS_FOLDER
 from dspark_hf.training.records import data_digest, data_files, load_sequences, read_rows
 
@@ -159,7 +159,8 @@ def _is_done(request: TrainingRequest, data_sha256: str) -> bool:
 def _summarise(arguments: argparse.Namespace, reports: dict[str, dict[str, Any]]) -> None:
     rows = {name: _row(arguments.output / name, report) for name, report in reports.items()}
     first = next(iter(reports.values()))
-    content = {"kind": "baselines", "provenance": first["provenance"], "drafters": rows}
+    provenance = first["provenance"] | {"command": command_line()}
+    content = {"kind": "baselines", "provenance": provenance, "drafters": rows}
     write_report(arguments.output / "baselines.json", content)
     lines = [
         f"{first['num_sequences']} sequences to train on, all with DSpark's losses. Tau and acceptance of slot "
