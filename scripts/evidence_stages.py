@@ -96,7 +96,7 @@ def stages(world: World) -> list[Stage]:
             12,
             ["eval", *basics, *sources, *named, "--json", str(out / "drafters.json"),
              "--markdown", str(out / "drafters.md"), "--rounds", str(work / "rounds"),
-             *size("--temperature 0 --temperature 1 --max-new-tokens 64", "--num-prompts 3 --max-new-tokens 12")],
+             *size("--temperature 0 --temperature 1 --num-prompts 8 --max-new-tokens 48", "--num-prompts 3 --max-new-tokens 12")],
             [*world.prompts, *folders],
             [out / "drafters.json", out / "drafters.md"],
             [work / "rounds"],
