@@ -137,7 +137,9 @@ def stages(world: World) -> list[Stage]:
             "simulate",
             4,
             ["simulate", "--output", str(out / "simulation"), "--traces", str(traces[1]), "--machine", str(profile),
-             "--machine", "accelerator", "--machine", "staircase", *size("", "--smoke")],
+             "--machine", "accelerator", "--machine", "staircase",
+             *size("--system plain --system mtp-1 --system full --system prefix --system block --concurrency 1 "
+                   "--concurrency 8 --concurrency 32 --concurrency 128 --seeds 3", "--smoke")],
             [traces[1], profile],
             [out / "simulation" / "simulation.json", out / "simulation" / "simulation.md"],
         ),

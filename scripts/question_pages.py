@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter_overhead import size_table, table, time_table
+from evidence_tables import cut, evidence
 from vocabulary_cost import cost_table
 
 from dspark_hf.fitting.profile_store import load_profile
@@ -217,7 +218,18 @@ def contexts() -> str:
     return table(rows)
 
 
+_ABLATION, _SIMULATION = "ablate.md", "simulation/simulation.md"
+_SCHEDULING, _SPEEDS = "What scheduling adds", "Tokens per unit of time"
+_STAIRS = "greedy, step time 1 + 16"
+
 TABLES: dict[str, Callable[[], str]] = {
+    "scheduling": lambda: cut(_ABLATION, "greedy, step time measured", _SCHEDULING),
+    "scheduling-curve": lambda: cut(_ABLATION, "greedy, step time 1 + B/256", _SCHEDULING),
+    "policies": lambda: cut(_ABLATION, "greedy, step time measured", _SPEEDS),
+    "policies-sampled": lambda: cut(_ABLATION, "sampled, step time measured", _SPEEDS),
+    "policies-stairs": lambda: cut(_ABLATION, _STAIRS, _SPEEDS),
+    "hindsight": lambda: cut(_ABLATION, "Distance from hindsight"),
+    "from-ablation": lambda: provenance(evidence("ablate")),
     "intervals": intervals,
     "sizes": lambda: size_table(report("drafter-overhead")),
     "draft-times": lambda: time_table(profile(), CONTEXT),
