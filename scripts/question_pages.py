@@ -57,9 +57,10 @@ def provenance(content: dict[str, Any]) -> str:
     """Where a report comes from, in one line."""
     made = content["provenance"]
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    command = made["command"].replace("python -m dspark_cli ", "dspark ", 1)
     dirty = ", with changes" if made["git_is_dirty"] else ""
     return (
-        f"`{made['command']}`, commit {(made['git_commit'] or 'unknown')[:12]}{dirty}, {versions}, {made['device']}, "
+        f"`{command}`, commit {(made['git_commit'] or 'unknown')[:12]}{dirty}, {versions}, {made['device']}, "
         f"{made['num_threads']} threads, {made['dtype']}, seed {made['seed']}."
     )
 
