@@ -28,7 +28,7 @@ DATA ?= answers
 train-baselines: $(VENV)/.stamp-train ## the drafters that are compared, on DATA=folder of answers
 	$(BIN)/python scripts/train_baselines.py --data $(DATA) $(ARGS)
 
-bench: $(VENV)/.stamp-test ## writes every table and figure to docs/evidence; budget an hour, not yet measured
+bench: $(VENV)/.stamp-test ## writes every table and figure to docs/evidence; about an hour
 	$(BIN)/python scripts/evidence.py $(ARGS)
 
 test: $(VENV)/.stamp-test ## the tests, without the ones that take minutes or a GPU

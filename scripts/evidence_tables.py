@@ -29,7 +29,7 @@ def cut(page: str, section: str, lead: str = "") -> str:
     """
     text = (EVIDENCE / page).read_text(encoding="utf-8")
     parts = re.split(r"^## ", text, flags=re.MULTILINE)
-    inside = next((part for part in parts if part.startswith(section)), None)
+    inside = next((part for part in (parts[1:] if section else parts) if part.startswith(section)), None)
     if inside is None:
         raise LookupError(f"{page} has no section {section!r}")
     _, start, behind = ("", "", inside) if not lead else inside.partition(f"\n{lead}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter_overhead import size_table, table, time_table
-from evidence_tables import cut, evidence
+from evidence_tables import cut, drafters_table, evidence, slots_table
 from vocabulary_cost import cost_table
 
 from dspark_hf.fitting.profile_store import load_profile
@@ -239,6 +239,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "server-speeds": lambda: cut(_SIMULATION, "accelerator", "Closed loops"),
     "server-speed-matched": lambda: cut(_SIMULATION, "accelerator", "Speed of a user over"),
     "server-nominal": lambda: cut(_SIMULATION, "accelerator", "Throughput over mtp-1 at the same speed"),
+    "drafters": drafters_table,
+    "drafter-slots": slots_table,
+    "drafter-growth": lambda: cut("baselines.md", "", "Expected tau of the training"),
+    "gamma": lambda: cut("bench/bench.md", "Which gamma"),
+    "depth": lambda: cut("bench/bench.md", "Which depth"),
+    "from-bench": lambda: provenance(evidence("bench/bench")),
+    "from-drafters": lambda: provenance(evidence("drafters")),
     "from-simulation": lambda: provenance(evidence("simulation/simulation")),
     "from-ablation": lambda: provenance(evidence("ablate")),
     "intervals": intervals,
