@@ -3,7 +3,8 @@
 A stage is skipped when what it writes is there for the same command, inputs and source; `evidence.json` says what
 each was made from, and how long it took. Ctrl-C keeps what is done: the same command goes on. Drafters are the bundled
 one and those that `make train-baselines` left in `baselines/`; without one, its rows are missing, and a later run adds
-them.
+them. Stages that time this machine run beside those that only count, in two processes with half of the CPUs each;
+`--lanes 1` runs one stage after the other, with all of them.
 
     python scripts/evidence.py --prompts PROMPTS --list
     python scripts/evidence.py --prompts PROMPTS --dtype float32    # on a CPU without bfloat16 products
@@ -19,8 +20,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from evidence_stages import Stage, World, stages
@@ -74,6 +77,7 @@ class Manifest:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.entries: dict[str, dict[str, object]] = {}
+        self._lock = threading.Lock()
         self._read()
 
     def _read(self) -> None:
@@ -82,11 +86,12 @@ class Manifest:
 
     def note(self, name: str, **facts: object) -> None:
         """Replace what is known of a stage."""
-        self._read()  # another process may have run other stages meanwhile
-        self.entries[name] = facts
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps(self.entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(partial, self._path)
+        with self._lock:
+            self._read()  # another process may have run other stages meanwhile
+            self.entries[name] = facts
+            partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
+            partial.write_text(json.dumps(self.entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            os.replace(partial, self._path)
 
     def is_done(self, stage: Stage, mark: str) -> bool:
         """Whether its files are there and of this fingerprint."""
@@ -100,7 +105,37 @@ class Manifest:
 # -- running ---------------------------------------------------------------------------------------------------------
 
 
-def run_stage(stage: Stage, manifest: Manifest) -> str:
+def run_all(table: Sequence[Stage], manifest: Manifest, num_lanes: int) -> dict[str, str]:
+    """What each stage came to, in order. With two lanes, those that time something run in one, the others in another.
+
+    A stage that reads what the other lane writes begins when that is there.
+    """
+    lanes = [list(table)]
+    if num_lanes > 1:
+        lanes = [[stage for stage in table if stage.is_timed is timed] for timed in (True, False)]
+    num_threads = None if num_lanes == 1 else max(1, (os.cpu_count() or 1) // num_lanes)
+    ended = {stage.name: threading.Event() for stage in table}
+    writers = {path: stage.name for stage in table for path in stage.writes}
+
+    def run_lane(lane: Sequence[Stage]) -> dict[str, str]:
+        results = {}
+        try:
+            for stage in lane:
+                for name in {writers[path] for path in stage.reads if path in writers}:
+                    ended[name].wait()
+                results[stage.name] = run_stage(stage, manifest, num_threads)
+                ended[stage.name].set()
+        finally:
+            for stage in lane:  # nobody waits for a lane that was interrupted
+                ended[stage.name].set()
+        return results
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        found = {name: result for results in pool.map(run_lane, lanes) for name, result in results.items()}
+    return {stage.name: found[stage.name] for stage in table}
+
+
+def run_stage(stage: Stage, manifest: Manifest, num_threads: int | None = None) -> str:
     """`done`, `there`, `waits` (an input is missing) or `failed`; KeyboardInterrupt passes."""
     mark = fingerprint(stage)
     if mark is None:
@@ -117,6 +152,8 @@ def run_stage(stage: Stage, manifest: Manifest) -> str:
     print(f"\n== {stage.name}, budget {stage.minutes:g} min\n$ {shlex.join(['dspark', *words])}", flush=True)
     start_s = time.monotonic()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), _paths()]))}
+    if num_threads is not None:
+        environment["OMP_NUM_THREADS"] = str(num_threads)
     code = subprocess.call([sys.executable, "-m", "dspark_cli", *words], env=environment, cwd=ROOT)
     minutes = (time.monotonic() - start_s) / 60
     if code == 130:
@@ -181,6 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--baselines", type=Path, default=ROOT / "baselines", help="folder of `make train-baselines`")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "evidence")
     parser.add_argument("--only", action="append", help="name of a stage; may be repeated")
+    parser.add_argument("--lanes", type=int, choices=(1, 2), default=2, help="stages side by side (default: 2)")
     parser.add_argument("--list", action="store_true", help="show the stages, and run none")
     parser.add_argument("--smoke", action="store_true", help="tiny random models, a few of everything, elsewhere")
     arguments = parser.parse_args(argv)
@@ -200,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     few_prompts(world.prompts, world.work / "bench-prompts.jsonl", 4)
     manifest = Manifest(world.output / "evidence.json")
     try:
-        results = {stage.name: run_stage(stage, manifest) for stage in table}
+        results = run_all(table, manifest, arguments.lanes)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130

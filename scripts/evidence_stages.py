@@ -18,6 +18,7 @@ class Stage:
         words: Of the command, after `dspark`.
         reads: Files and folders that it depends on.
         writes: What it leaves; the stage is done when all of it is there.
+        is_timed: It tells seconds, so that no other such stage may run beside it.
         scratch: What an interrupted run goes on from; removed when the inputs have changed since.
     """
 
@@ -27,6 +28,7 @@ class Stage:
     reads: Sequence[Path]
     writes: Sequence[Path]
     scratch: Sequence[Path] = field(default=())
+    is_timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def stages(world: World) -> list[Stage]:
              *size("", "--batch-size 1 --batch-size 8 --batch-size 16 --context 16 --repeats 1")],
             [world.bundled],
             [profile, out / "profile.png"],
+            is_timed=True,
         ),
         Stage(
             "texts",
@@ -113,6 +116,7 @@ def stages(world: World) -> list[Stage]:
             [few, world.bundled, *folders],
             [out / "bench" / "bench.json", out / "bench" / "bench.md"],
             [out / "bench" / "measurements.jsonl"],
+            is_timed=True,
         ),
         *(
             Stage(

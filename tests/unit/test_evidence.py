@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +129,51 @@ def test_failures_and_missing_inputs_are_told(script, stage, manifest, calls):
     stage.reads[0].unlink()
     assert script.run_stage(stage, manifest) == "waits"
     assert len(calls["seen"]) == 1
+
+
+def test_timed_stages_run_beside_the_others_and_wait_for_what_they_read(script, tmp_path, monkeypatch):
+    kind = sys.modules["evidence_stages"].Stage
+    files = {name: tmp_path / name for name in "abcd"}
+    table = [
+        kind("profile", 1, [], [], [files["a"]], is_timed=True),
+        kind("texts", 1, [], [], [files["b"]]),
+        kind("bench", 1, [], [files["b"]], [files["c"]], is_timed=True),
+        kind("ablate", 1, [], [files["a"], files["b"]], [files["d"]]),
+    ]
+    ran, threads = [], set()
+
+    def run(stage, manifest, num_threads):
+        assert all(path.exists() for path in stage.reads), stage.name
+        time.sleep(0.05 if stage.name in ("profile", "texts") else 0.0)
+        stage.writes[0].touch()
+        ran.append(stage.name)
+        threads.add(num_threads)
+        return "done"
+
+    monkeypatch.setattr(script, "run_stage", run)
+    monkeypatch.setattr(script.os, "cpu_count", lambda: 4)
+    assert script.run_all(table, None, 2) == dict.fromkeys(["profile", "texts", "bench", "ablate"], "done")
+    assert threads == {2} and sorted(ran[:2]) == ["profile", "texts"]
+    ran.clear()
+    threads.clear()
+    assert list(script.run_all(table, None, 1)) == ran == [stage.name for stage in table] and threads == {None}
+
+
+def test_an_interrupt_in_one_lane_does_not_hang_the_other(script, tmp_path, monkeypatch):
+    kind = sys.modules["evidence_stages"].Stage
+    table = [
+        kind("profile", 1, [], [], [tmp_path / "a"], is_timed=True),
+        kind("ablate", 1, [], [tmp_path / "a"], [tmp_path / "b"]),
+    ]
+
+    def run(stage, manifest, num_threads):
+        if stage.name == "profile":
+            raise KeyboardInterrupt
+        return "waits"
+
+    monkeypatch.setattr(script, "run_stage", run)
+    with pytest.raises(KeyboardInterrupt):
+        script.run_all(table, None, 2)
 
 
 def test_processes_that_run_different_stages_keep_each_others_notes(script, tmp_path):
