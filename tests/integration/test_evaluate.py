@@ -373,7 +373,7 @@ def test_texts_are_replayed_under_every_cut(root, tmp_path, fewer_resamples):
     assert report["method"] == "replay" and report["settings"] is None and report["reliability"] == {}
     for score in report["scores"]:
         group = score["groups"]["all"]
-        assert group["lengths"][-1]["tau"] == score["tau"]["all"]
+        assert group["lengths"][-1]["tau"] == pytest.approx(score["tau"]["all"])  # summed in another order
         assert [one["value"] for one in group["thresholds"]] == [0.5]
         assert [slot["conditional_acceptance"]["value"] for slot in group["slots"]] == pytest.approx(
             score["conditional_acceptance"]
